@@ -1,0 +1,1 @@
+"""The nets of rl-service in plain torch, and the one file that adapts them to RLlib."""

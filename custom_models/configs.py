@@ -1,0 +1,91 @@
+"""Strict configurations of the nets; no torch and no Ray, so that settings can be checked cheaply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class _NetConfig(BaseModel):
+    """Settings that every actor-critic shares: those of the actor."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    """Widths of the actor's hidden layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    activate_last: bool = True
+    """Whether an activation follows the last hidden layer. The GPT2PPO seed's actor
+    (`Linear -> ReLU -> Linear`, then the head) has none."""
+    log_std: Literal["free", "state"] = "free"
+    """Gaussian actors: one learned log standard deviation per action dimension (`free`), or
+    one that depends on the observation (`state`). Ignored for discrete actions."""
+    log_std_init: Annotated[float, Field(ge=-5.0, le=2.0)] = 0.0
+
+
+class MLPConfig(_NetConfig):
+    """An MLP actor and an MLP critic that share no weights."""
+
+    name: Literal["mlp"] = "mlp"
+    critic_hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+
+    @property
+    def num_context_steps(self) -> int:
+        """Earlier steps that the critic reads: none."""
+        return 0
+
+
+class GPT2CriticConfig(_NetConfig):
+    """A small feed-forward actor, and a GPT-2 that reads the last K steps as the critic.
+
+    Defaults are the GPT2PPO seed's Table I, except `dropout` (the seed: 0.5).
+    """
+
+    name: Literal["gpt2_critic"] = "gpt2_critic"
+    activation: Literal["tanh", "relu"] = "relu"
+    activate_last: bool = False
+    context_length: PositiveInt = 64
+    """K: steps that a value sees, its own included. A step is two tokens (state, action)."""
+    attention: Literal["banded", "window"] = "banded"
+    """`banded`: one causal pass in which a token looks back K steps per layer (fast).
+    `window`: each value recomputes exactly its own K-step window (the paper's function)."""
+    n_layer: PositiveInt = 2
+    n_head: PositiveInt = 8
+    n_embd: PositiveInt = 64
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    n_positions: PositiveInt = 1024
+    """Longest token sequence of the trunk: 2 * context_length may not exceed it."""
+    max_timesteps: PositiveInt = 1024
+    """Rows of the learned timestep embedding; later steps of an episode share the last row."""
+    pretrained: str | None = None
+    """Folder with pretrained GPT-2 weights (Hugging Face format). The trunk's n_layer, n_head,
+    n_embd and n_positions then come from it."""
+
+    @model_validator(mode="after")
+    def _check_arithmetic(self) -> GPT2CriticConfig:
+        if self.pretrained is not None:
+            return self
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; "
+                f"each head needs n_embd / n_head whole numbers: use n_embd="
+                f"{self.n_head * max(1, round(self.n_embd / self.n_head))} or another n_head"
+            )
+        if 2 * self.context_length > self.n_positions:
+            raise ValueError(
+                f"context_length={self.context_length} needs {2 * self.context_length} positions "
+                f"(a state and an action token per step) but n_positions={self.n_positions}; "
+                f"use context_length <= {self.n_positions // 2} or raise n_positions"
+            )
+        return self
+
+    @property
+    def num_context_steps(self) -> int:
+        """Earlier steps that the critic reads before a fragment: K - 1."""
+        return self.context_length - 1
+
+
+ModelConfig = Annotated[MLPConfig | GPT2CriticConfig, Field(discriminator="name")]

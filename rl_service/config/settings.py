@@ -1,0 +1,119 @@
+"""The settings of a run: seven groups and a seed, strict and immutable.
+
+Checked once, here and in `load`; code after that trusts them. Units stand in the names
+(`*_s`) or in the comment under a field. Counts of steps are env steps unless a name says more.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from custom_models.configs import GPT2CriticConfig, ModelConfig
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class EnvSettings(_Group):
+    id: str = "LunarLander-v3"
+    """A gymnasium id, or `module:Class` / `module:function` that makes an env."""
+    kwargs: dict[str, Any] = {}
+    max_episode_steps: PositiveInt | None = None
+    """Time limit; an episode that reaches it is truncated, not terminated. None: the env's own."""
+    observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
+    normalize_returns: bool = False
+    """Divide rewards by the running deviation of the discounted return (learning only)."""
+
+
+class PPOSettings(_Group):
+    name: Literal["ppo"] = "ppo"
+    actor_lr: PositiveFloat = 3e-4
+    critic_lr: PositiveFloat = 1e-3
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """`linear`: both learning rates fall to zero at the end of the run (stop.iterations or
+    stop.env_steps, whichever comes first)."""
+    gamma: UnitFloat = 0.99
+    lambda_: UnitFloat = 0.95
+    clip_param: PositiveFloat = 0.2
+    vf_clip_param: PositiveFloat | None = None
+    """Clip of the change of a value, in units of the (normalised) value. None: no clip."""
+    entropy_coeff: NonNegativeFloat = 0.0
+    kl_coeff: NonNegativeFloat = 0.0
+    """Start weight of a KL penalty; it then adapts so that the KL stays near `kl_target`."""
+    kl_target: PositiveFloat = 0.01
+    max_kl: PositiveFloat | None = None
+    """Stop the actor's passes over a batch once the mean KL exceeds this. None: never."""
+    grad_clip: PositiveFloat | None = 0.5
+    """Largest global norm of a gradient, for actor and critic apart. None: no clip."""
+    train_batch_size: PositiveInt = 2048
+    """Env steps an iteration, over all workers."""
+    minibatch_size: PositiveInt = 128
+    num_epochs: PositiveInt = 5
+    """Passes over each batch (not iterations)."""
+    normalize_advantages: bool = True
+    normalize_values: bool = True
+    """Let the critic learn value targets that are normalised by their running mean and
+    deviation; the same for every critic, saved with the weights."""
+
+
+class ResourceSettings(_Group):
+    num_env_runners: NonNegativeInt = 2
+    """Rollout workers. 0: sample in the learner's own process (reproducible to the bit)."""
+    num_envs_per_env_runner: PositiveInt = 8
+    num_cpus_per_env_runner: NonNegativeFloat = 1.0
+    num_gpus: Annotated[int, Field(ge=0, le=1)] = 0
+    """GPUs of the learner."""
+    learner_threads: PositiveInt = 1
+    worker_threads: PositiveInt = 1
+
+
+class StopSettings(_Group):
+    """The run ends at whichever comes first."""
+
+    iterations: PositiveInt | None = 150
+    env_steps: PositiveInt | None = None
+    episode_return_mean: float | None = None
+    time_s: PositiveFloat | None = None
+
+
+class EvaluationSettings(_Group):
+    interval: NonNegativeInt = 5
+    """Iterations between evaluations; the best policy is chosen by them. 0: none, and the best
+    is chosen by the training return."""
+    num_episodes: PositiveInt = 10
+    final_num_episodes: PositiveInt = 20
+    """Episodes that the best policy plays at the end of a run; episode i starts from seed + i."""
+
+
+class TrackingSettings(_Group):
+    output_dir: str = "."
+    """Folder that receives `runs/` and `checkpoints/`."""
+    experiment: str | None = None
+    """Name of the folder under `runs/`. None: `<model>_<algorithm>_<env>`."""
+    checkpoint_interval: PositiveInt = 10
+    """Iterations between checkpoints of the training state."""
+    keep_checkpoints: PositiveInt = 2
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    """Weights & Biases project. None: off. Without an API key the run is kept offline."""
+    wandb_entity: str | None = None
+
+
+class Settings(_Group):
+    env: EnvSettings = EnvSettings()
+    model: ModelConfig = GPT2CriticConfig()
+    algorithm: PPOSettings = PPOSettings()
+    resources: ResourceSettings = ResourceSettings()
+    stop: StopSettings = StopSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    seed: NonNegativeInt = 123

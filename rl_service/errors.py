@@ -1,0 +1,49 @@
+"""Errors that a user can cause and mend.
+
+    RLServiceError             one line: what, why, what to do; the command line exits with 2
+    ├── SettingsError          a setting, flag or preset
+    ├── EnvError               an environment that is unknown or that a model cannot read
+    ├── CheckpointError        a missing, truncated or foreign checkpoint
+    ├── BundleError            a missing, truncated or foreign policy bundle
+    ├── OutputError            a folder that cannot be written, a full disk
+    └── ResourceError          more CPUs or GPUs than there are
+    TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
+"""
+
+from __future__ import annotations
+
+
+class RLServiceError(Exception):
+    """Base of all errors that the user can mend; the text is one line."""
+
+
+class SettingsError(RLServiceError):
+    """One or more settings are wrong; `problems` lists all of them, one line each."""
+
+    def __init__(self, problems: list[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else problems
+        super().__init__("; ".join(self.problems))
+
+
+class EnvError(RLServiceError):
+    """An environment is unknown, cannot be made, or cannot be read by the model."""
+
+
+class CheckpointError(RLServiceError):
+    """A checkpoint is missing, truncated, or of another kind of run."""
+
+
+class BundleError(RLServiceError):
+    """A policy bundle is missing, truncated, foreign, or fails its parity check."""
+
+
+class OutputError(RLServiceError):
+    """A file or folder cannot be written."""
+
+
+class ResourceError(RLServiceError):
+    """The machine or cluster has fewer resources than the settings ask for."""
+
+
+class TrainingFailedError(Exception):
+    """A run cannot go on although its settings were right; its last checkpoint is whole."""
