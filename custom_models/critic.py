@@ -1,0 +1,35 @@
+"""What every critic reads: chunks of a trajectory, the values of whose last steps are asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+PADDING_SEGMENT = -1
+"""Segment id of rows that stand for no step; no step ever sees them."""
+
+
+class Chunks(NamedTuple):
+    """B chunks of T consecutive steps; the first steps of each serve as context.
+
+    Steps of one chunk may belong to several episodes: a step sees only steps with its own
+    segment id, never later ones, and never padding.
+    """
+
+    obs: Tensor
+    """(B, T, O) float, as the actor sees them."""
+    actions: Tensor
+    """(B, T) integers or (B, T, A) floats. The last step's own action is never seen."""
+    timesteps: Tensor
+    """(B, T) steps since the episode's reset."""
+    segment_ids: Tensor
+    """(B, T) one id per episode, `PADDING_SEGMENT` for padding."""
+
+
+class Critic(Protocol):
+    """Maps chunks to the (normalised) values of their last `num_values` steps."""
+
+    def __call__(self, chunks: Chunks, num_values: int) -> Tensor:
+        """Returns values (B, num_values)."""
+        ...

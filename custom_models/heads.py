@@ -1,0 +1,162 @@
+"""Actors: a small feed-forward net with a categorical or a Gaussian head, and their distributions.
+
+An actor maps observations (B, O) to `dist_inputs`: logits (B, A) for discrete actions, or means
+beside log standard deviations (B, 2A) for continuous ones. `distribution` reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from custom_models.spaces import ActionSpec
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+_LOG_2PI = math.log(2.0 * math.pi)
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def orthogonal_linear(in_features: int, out_features: int, gain: float) -> nn.Linear:
+    """A linear layer with orthogonal weights and zero bias, the usual start in policy gradients
+    (arXiv 2006.05990 measures what the gain of the last policy layer decides).
+    """
+    layer = nn.Linear(in_features, out_features)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def feed_forward(
+    in_features: int, hidden_sizes: Sequence[int], activation: str, activate_last: bool
+) -> nn.Sequential:
+    """Hidden layers `Linear -> activation -> ... -> Linear [-> activation]`."""
+    layers: list[nn.Module] = []
+    sizes = [in_features, *hidden_sizes]
+    for index, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        layers.append(orthogonal_linear(fan_in, fan_out, math.sqrt(2.0)))
+        if activate_last or index < len(hidden_sizes) - 1:
+            layers.append(_ACTIVATIONS[activation]())
+    return nn.Sequential(*layers)
+
+
+class CategoricalHead(nn.Module):
+    """Logits of a discrete action."""
+
+    def __init__(self, in_features: int, num_actions: int) -> None:
+        super().__init__()
+        self.logits = orthogonal_linear(in_features, num_actions, 0.01)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.logits(features)  # (B, A)
+        return logits
+
+
+class GaussianHead(nn.Module):
+    """Mean and log standard deviation of a continuous action, side by side."""
+
+    def __init__(self, in_features: int, size: int, log_std: str, log_std_init: float) -> None:
+        super().__init__()
+        self.mean = orthogonal_linear(in_features, size, 0.01)
+        self.state_dependent = log_std == "state"
+        if self.state_dependent:
+            self.log_std_layer = orthogonal_linear(in_features, size, 0.01)
+            nn.init.constant_(self.log_std_layer.bias, log_std_init)
+        else:
+            self.log_std = nn.Parameter(torch.full((size,), float(log_std_init)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean: Tensor = self.mean(features)  # (B, A)
+        raw = self.log_std_layer(features) if self.state_dependent else self.log_std
+        log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX).expand_as(mean)  # (B, A)
+        return torch.cat([mean, log_std], dim=-1)  # (B, 2A)
+
+
+class Actor(nn.Module):
+    """Observation (B, O) -> `dist_inputs` (B, num_dist_inputs)."""
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_spec: ActionSpec,
+        *,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        activate_last: bool,
+        log_std: str,
+        log_std_init: float,
+    ) -> None:
+        super().__init__()
+        self.body = feed_forward(observation_size, hidden_sizes, activation, activate_last)
+        width = hidden_sizes[-1] if hidden_sizes else observation_size
+        self.head: nn.Module
+        if action_spec.kind == "discrete":
+            self.head = CategoricalHead(width, action_spec.size)
+        else:
+            self.head = GaussianHead(width, action_spec.size, log_std, log_std_init)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        dist_inputs: Tensor = self.head(self.body(obs))
+        return dist_inputs
+
+
+class Categorical:
+    """Distribution over actions 0 … A-1 from logits (B, A)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_probs = F.log_softmax(logits, dim=-1)  # (B, A)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.multinomial(self.log_probs.exp(), 1, generator=generator).squeeze(-1)  # (B,)
+
+    def mode(self) -> Tensor:
+        return self.log_probs.argmax(dim=-1)  # (B,)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)  # (B,)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)  # (B,)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """KL(self || other), nats, (B,)."""
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+
+class DiagGaussian:
+    """Independent Gaussians from means and log standard deviations side by side (B, 2A)."""
+
+    def __init__(self, dist_inputs: Tensor) -> None:
+        self.mean, self.log_std = dist_inputs.chunk(2, dim=-1)  # (B, A) each
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.normal(self.mean, self.log_std.exp(), generator=generator)  # (B, A)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        z = (actions - self.mean) * (-self.log_std).exp()  # (B, A)
+        return (-0.5 * z.square() - self.log_std - 0.5 * _LOG_2PI).sum(-1)  # (B,)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 * (1.0 + _LOG_2PI)).sum(-1)  # (B,)
+
+    def kl(self, other: DiagGaussian) -> Tensor:
+        """KL(self || other), nats, in closed form, (B,)."""
+        ratio = (2.0 * (self.log_std - other.log_std)).exp()
+        shift = (self.mean - other.mean).square() * (-2.0 * other.log_std).exp()
+        return (other.log_std - self.log_std + 0.5 * (ratio + shift - 1.0)).sum(-1)
+
+
+Distribution = Categorical | DiagGaussian
+
+
+def distribution(action_spec: ActionSpec, dist_inputs: Tensor) -> Distribution:
+    """The action distribution that `dist_inputs` of an `Actor` stand for."""
+    if action_spec.kind == "discrete":
+        return Categorical(dist_inputs)
+    return DiagGaussian(dist_inputs)
