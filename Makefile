@@ -1,0 +1,58 @@
+# The one door: every target sets up .venv by itself, once.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Torch's threads and Ray's workers fight for few cores: one thread unless a test asks for more.
+ONE_THREAD := OMP_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv train test lint format type learn bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+venv: $(VENV)/.installed  ## set up .venv
+
+train: venv  ## train a GPT-2-critic policy on LunarLander-v3 with 2 rollout workers
+	@$(BIN)/rl-service train --config tune_configs/quickstart.yaml
+
+test: venv  ## run the tests that CI runs
+	@$(ONE_THREAD) $(BIN)/python -m pytest
+
+lint: venv  ## check style and layout
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: venv  ## mend style and layout
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+type: venv  ## check types
+	@$(BIN)/mypy
+
+learn: venv  ## train each environment to its promised score (long)
+	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0
+
+bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (long)
+	@$(ONE_THREAD) $(BIN)/python -m pytest tests/benchmarks --timeout=0
+
+clean:  ## remove .venv and caches; runs and checkpoints stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+
+# `.installing` marks an install under way. pip takes a package that a killed install left half
+# written for a whole one, so a marker left behind means: start over (downloads are cached).
+define install
+	@if [ -e $(VENV)/.installing ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		rm -rf $(VENV) && mkdir $(VENV) && touch $(VENV)/.installing && $(PYTHON) -m venv $(VENV); \
+	fi
+	@echo "Installing into $(VENV) (once, a few minutes) ..."
+	@touch $(VENV)/.installing
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(1)]'
+	@mv $(VENV)/.installing $@
+endef
+
+$(VENV)/.installed: pyproject.toml
+	$(call install,dev)
+
+$(VENV)/.installed-bench: pyproject.toml $(VENV)/.installed
+	$(call install,dev,bench)
