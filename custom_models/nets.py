@@ -25,21 +25,26 @@ class ActorCritic(nn.Module):
         self.config = config
         self.observation_size = observation_size
         self.action_spec = action_spec
-        self.actor = Actor(
-            observation_size,
-            action_spec,
-            hidden_sizes=config.hidden_sizes,
-            activation=config.activation,
-            activate_last=config.activate_last,
-            log_std=config.log_std,
-            log_std_init=config.log_std_init,
-        )
+        self.actor = build_actor(config, observation_size, action_spec)
         self.critic = _build_critic(config, observation_size, action_spec)
 
     def forward(self, obs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
         dist_inputs: Tensor = self.actor(obs)
         return dist_inputs
+
+
+def build_actor(config: ModelConfig, observation_size: int, action_spec: ActionSpec) -> Actor:
+    """The actor alone: all that a trained policy needs to act."""
+    return Actor(
+        observation_size,
+        action_spec,
+        hidden_sizes=config.hidden_sizes,
+        activation=config.activation,
+        activate_last=config.activate_last,
+        log_std=config.log_std,
+        log_std_init=config.log_std_init,
+    )
 
 
 def _build_critic(
@@ -63,4 +68,4 @@ def build_actor_critic(
     return ActorCritic(config, observation_size, action_spec)
 
 
-__all__ = ["ActorCritic", "Critic", "build_actor_critic"]
+__all__ = ["ActorCritic", "Critic", "build_actor", "build_actor_critic"]

@@ -5,6 +5,7 @@
     ├── EnvError               an environment that is unknown or that a model cannot read
     ├── CheckpointError        a missing, truncated or foreign checkpoint
     ├── BundleError            a missing, truncated or foreign policy bundle
+    ├── ObservationError       an observation that a policy cannot read
     ├── OutputError            a folder that cannot be written, a full disk
     └── ResourceError          more CPUs or GPUs than there are
     TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
@@ -35,6 +36,10 @@ class CheckpointError(RLServiceError):
 
 class BundleError(RLServiceError):
     """A policy bundle is missing, truncated, foreign, or fails its parity check."""
+
+
+class ObservationError(RLServiceError):
+    """An observation has another shape than the policy reads, or is not finite."""
 
 
 class OutputError(RLServiceError):
