@@ -1,0 +1,82 @@
+"""Every key of `progress.jsonl` with its unit and meaning; the words that the trackers show.
+
+"Iteration" is one round of sampling and learning. Means over episodes are over those that ended
+in the iteration, and null where none did.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Unit and meaning of one number."""
+
+    unit: str
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    "training_iteration": Metric("iterations", "iterations done, this one included"),
+    "num_env_steps_sampled_lifetime": Metric("env steps", "steps sampled since the run began"),
+    "num_episodes": Metric("episodes", "episodes that ended in the iteration"),
+    "episode_return_mean": Metric("reward", "mean undiscounted return, stochastic policy"),
+    "episode_return_min": Metric("reward", "lowest return"),
+    "episode_return_max": Metric("reward", "highest return"),
+    "episode_len_mean": Metric("env steps", "mean length of an episode"),
+    "policy_loss": Metric("1", "mean clipped surrogate loss of the actor"),
+    "vf_loss": Metric("value²", "mean squared error of the critic, in normalised value units"),
+    "entropy": Metric("nats", "mean entropy of the action distribution"),
+    "mean_kl_loss": Metric("nats", "mean KL divergence of the new policy from the sampling one"),
+    "clip_fraction": Metric("share 0-1", "share of steps whose probability ratio was clipped"),
+    "vf_explained_var": Metric("1", "share of the value targets' variance that values explain"),
+    "grad_norm_actor": Metric("1", "mean gradient norm of the actor before clipping"),
+    "grad_norm_critic": Metric("1", "mean gradient norm of the critic before clipping"),
+    "num_epochs_done": Metric("passes", "actor passes over the batch; fewer after a KL stop"),
+    "actor_lr": Metric("1", "learning rate of the actor in the iteration"),
+    "critic_lr": Metric("1", "learning rate of the critic in the iteration"),
+    "kl_coeff": Metric("1", "weight of the KL penalty in the iteration"),
+    "env_steps_per_s": Metric("env steps/s", "steps of the iteration by its duration"),
+    "sample_time_s": Metric("s", "time spent sampling"),
+    "learn_time_s": Metric("s", "time spent learning"),
+    "iteration_time_s": Metric("s", "duration of the iteration without evaluation"),
+    "time_total_s": Metric("s", "time since the run began, pauses before a resume left out"),
+    "num_env_runners": Metric("workers", "rollout workers that are alive"),
+    "num_worker_restarts": Metric("workers", "rollout workers replaced since the run began"),
+    "evaluation/episode_return_mean": Metric("reward", "mean return, deterministic policy"),
+    "evaluation/episode_return_std": Metric("reward", "standard deviation of these returns"),
+    "evaluation/episode_len_mean": Metric("env steps", "mean length of these episodes"),
+}
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Keeps the list of keys complete.
+
+    Raises:
+        ValueError: naming a key that is not listed, and the nearest that is.
+    """
+    for key in row:
+        if key not in METRICS:
+            nearest = difflib.get_close_matches(key, METRICS, n=1)
+            hint = f"did you mean '{nearest[0]}'? Else " if nearest else ""
+            raise ValueError(f"unknown metric '{key}'; {hint}list it in rl_service.metrics.METRICS")
+
+
+def json_row(row: Mapping[str, Any]) -> dict[str, int | float | None]:
+    """The row in plain numbers: NumPy scalars become Python's, NaN and infinity become None."""
+    return {key: _plain_number(value) for key, value in row.items()}
+
+
+def _plain_number(value: Any) -> int | float | None:
+    if value is None:
+        return None
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,63 @@
+"""Keeps the console for our own lines: everything else goes to the run's log file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from rl_service.runs.files import output_errors
+
+
+@contextlib.contextmanager
+def captured_output(log_path: Path) -> Iterator[tuple[TextIO, TextIO]]:
+    """Sends file descriptors 1 and 2 to a log file while the block runs.
+
+    Python's own streams are not enough: Ray's C++ core and child processes write to the
+    descriptors.
+
+    Args:
+        log_path: the file; output is appended.
+
+    Yields:
+        Streams to the real standard output and standard error.
+
+    Raises:
+        OutputError: if the log file cannot be opened.
+    """
+    _flush_standard_streams()
+    with contextlib.ExitStack() as stack:
+        with output_errors(log_path):
+            log = stack.enter_context(log_path.open("a", encoding="utf-8", buffering=1))
+        out = stack.enter_context(_kept(1, sys.stdout))
+        err = stack.enter_context(_kept(2, sys.stderr))
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        # Python's streams buffer as they would on the real output; the log's show a line at once.
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            try:
+                yield out, err
+            finally:
+                _flush_standard_streams()
+
+
+@contextlib.contextmanager
+def _kept(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
+    """A stream on what the descriptor is now, to which the descriptor returns at the end."""
+    saved = os.dup(descriptor)
+    # A console that cannot show a character gets a question mark, not a traceback.
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    with os.fdopen(saved, "w", encoding=encoding, errors="replace", buffering=1) as kept:
+        try:
+            yield kept
+        finally:
+            os.dup2(saved, descriptor)
+
+
+def _flush_standard_streams() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            stream.flush()

@@ -1,0 +1,69 @@
+"""`progress.jsonl`: one JSON object per iteration, readable while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_service.errors import CheckpointError
+from rl_service.metrics import check_row, json_row
+from rl_service.runs.files import output_errors, write_atomic
+
+
+@dataclass(frozen=True)
+class ProgressFile:
+    """Rows whose keys are those of `rl_service.metrics.METRICS`."""
+
+    path: Path
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row; NaN and infinity are stored as null.
+
+        Raises:
+            OutputError: if the disk is full; the file then is as before.
+            ValueError: if a key is not listed in `rl_service.metrics`.
+        """
+        check_row(row)
+        line = json.dumps(json_row(row), allow_nan=False) + "\n"
+        with output_errors(self.path):
+            size_bytes = self._whole_bytes()
+            try:
+                with self.path.open("ab") as file:
+                    file.truncate(size_bytes)  # drops a line that a kill left unfinished
+                    file.write(line.encode())
+            except OSError:
+                os.truncate(self.path, size_bytes)
+                raise
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole rows, oldest first; none if there is no file yet.
+
+        Raises:
+            CheckpointError: naming a line that is no JSON object.
+        """
+        if not self.path.exists():
+            return []
+        whole = self.path.read_bytes()[: self._whole_bytes()]
+        return [self._parse(i, line) for i, line in enumerate(whole.splitlines(), start=1)]
+
+    def rewind(self, iteration: int) -> None:
+        """Drops the rows after an iteration, so that a resumed run does not list them twice."""
+        rows = [row for row in self.read() if row["training_iteration"] <= iteration]
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.path} line {number} is no JSON object; the file is damaged: "
+                f"remove that line to go on"
+            ) from error
+
+    def _whole_bytes(self) -> int:
+        """Size of the file up to its last line end."""
+        return self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0

@@ -1,0 +1,153 @@
+"""The folder of a run.
+
+<output_dir>/runs/<experiment>/<run_id>/
+    config.yaml          resolved settings
+    environment.json     versions, source state, hardware
+    progress.jsonl       one object per iteration
+    log.txt              what Ray and the libraries say
+    checkpoints/         training state, for `--resume`
+<output_dir>/checkpoints/<model>/<env>/<hash>/    the best policy, as a bundle
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rl_service.config import dump_settings, load_settings
+from rl_service.config.settings import Settings
+from rl_service.errors import CheckpointError, SettingsError
+from rl_service.runs.checkpoints import CheckpointStore
+from rl_service.runs.environment import describe_environment
+from rl_service.runs.files import as_folder_name, output_errors, write_atomic
+from rl_service.runs.progress_file import ProgressFile
+
+RUNS_FOLDER = "runs"
+_CONFIG = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk; made by `create` or found by `open`."""
+
+    path: Path
+    """Absolute, so that the run survives a change of the current folder."""
+    settings: Settings
+
+    @classmethod
+    def create(cls, settings: Settings, *, command: list[str]) -> Run:
+        """Makes the folder of a new run.
+
+        Args:
+            settings: resolved settings; written to `config.yaml`.
+            command: the command line, for `environment.json`.
+
+        Raises:
+            OutputError: if the folder cannot be written; nothing is left of it then.
+        """
+        parent = Path(settings.tracking.output_dir).resolve() / RUNS_FOLDER / _experiment(settings)
+        path = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        environment = describe_environment(command, settings.resources)
+        with output_errors(path):
+            path.mkdir(parents=True)
+        try:
+            write_atomic(path / "environment.json", json.dumps(environment, indent=2) + "\n")
+            write_atomic(path / _CONFIG, dump_settings(settings))
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return cls(path, settings)
+
+    @classmethod
+    def open(cls, run: str | Path) -> Run:
+        """Finds a run.
+
+        Args:
+            run: its folder, or its id under `./runs`.
+
+        Raises:
+            CheckpointError: if there is no such run, or its settings cannot be read.
+        """
+        path = _find(run)
+        try:
+            settings = load_settings(
+                config=path / _CONFIG, model=None, algorithm=None, env=None, overrides=[]
+            ).settings
+        except SettingsError as error:
+            raise CheckpointError(
+                f"run {path} cannot be read: its {_CONFIG} is damaged or from another release "
+                f"({error}); mend that file or start a new run"
+            ) from error
+        return cls(path, settings)
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def log_path(self) -> Path:
+        """Output of Ray and of the libraries."""
+        return self.path / "log.txt"
+
+    @property
+    def bundle_path(self) -> Path:
+        """Folder of the run's best policy."""
+        settings = self.settings
+        content = dump_settings(settings) + self.run_id
+        digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+        name = Path(settings.model.name, as_folder_name(settings.env.id), digest)
+        return self._output_dir / "checkpoints" / name
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """Training states that `--resume` goes on from."""
+        return CheckpointStore(self.path / "checkpoints", self.settings.tracking.keep_checkpoints)
+
+    def append_progress(self, row: Mapping[str, Any]) -> None:
+        """Adds an iteration's row to `progress.jsonl`; see `ProgressFile.append`."""
+        self._progress.append(row)
+
+    def read_progress(self) -> list[dict[str, Any]]:
+        """Rows of `progress.jsonl`, oldest first."""
+        return self._progress.read()
+
+    def rewind_progress(self, iteration: int) -> None:
+        """Drops the rows after the iteration that the run resumes from."""
+        self._progress.rewind(iteration)
+
+    @property
+    def _progress(self) -> ProgressFile:
+        return ProgressFile(self.path / "progress.jsonl")
+
+    @property
+    def _output_dir(self) -> Path:
+        """Where the run lies, since a relative `output_dir` depends on the folder of its start."""
+        if self.path.parents[1].name == RUNS_FOLDER:
+            return self.path.parents[2]
+        return Path(self.settings.tracking.output_dir).resolve()
+
+
+def _experiment(settings: Settings) -> str:
+    default = f"{settings.model.name}_{settings.algorithm.name}_{settings.env.id}"
+    return as_folder_name(settings.tracking.experiment or default)
+
+
+def _find(run: str | Path) -> Path:
+    path = Path(run)
+    if (path / _CONFIG).is_file():
+        return path.resolve()
+    if path.is_dir():
+        raise CheckpointError(f"{path} is no run: it has no {_CONFIG}; name a folder under runs/")
+    known = sorted(Path(RUNS_FOLDER).glob(f"*/*/{_CONFIG}"), key=lambda p: p.parent.name)
+    for config in known:
+        if config.parent.name == str(run):
+            return config.parent.resolve()
+    newest = f"the newest there is {known[-1].parent}" if known else "there is none yet"
+    raise CheckpointError(f"no run '{run}': neither a folder nor an id under ./runs; {newest}")

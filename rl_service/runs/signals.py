@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM as a polite request first, and as an interruption the second time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Notes the first SIGINT or SIGTERM, so that a run can finish its step and checkpoint.
+
+    The second one raises KeyboardInterrupt at once. Enter it after `ray.init`, which installs a
+    SIGTERM handler of its own. Outside the main thread, where Python delivers no signals, it
+    never sees a request.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self.signal_name is not None
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name
