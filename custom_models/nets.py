@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig, ModelConfig
-from custom_models.critic import Critic
 from custom_models.heads import Actor
 from custom_models.mlp import MLPCritic
 from custom_models.spaces import ActionSpec
@@ -19,14 +18,21 @@ class ActorCritic(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, observation_size: int, action_spec: ActionSpec
+        self,
+        config: ModelConfig,
+        observation_size: int,
+        action_spec: ActionSpec,
+        *,
+        with_critic: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
         self.observation_size = observation_size
         self.action_spec = action_spec
         self.actor = build_actor(config, observation_size, action_spec)
-        self.critic = _build_critic(config, observation_size, action_spec)
+        self.critic = (
+            _build_critic(config, observation_size, action_spec) if with_critic else None
+        )
 
     def forward(self, obs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
@@ -58,14 +64,22 @@ def _build_critic(
 
 
 def build_actor_critic(
-    config: ModelConfig, observation_size: int, action_spec: ActionSpec
+    config: ModelConfig,
+    observation_size: int,
+    action_spec: ActionSpec,
+    *,
+    with_critic: bool = True,
 ) -> ActorCritic:
     """Builds freshly initialised nets; draws from torch's global random state.
+
+    Args:
+        config: which nets, and their sizes.
+        observation_size: O, entries of a flattened observation.
+        action_spec: the actions.
+        with_critic: False where only actions are computed (rollout workers, serving).
 
     Raises:
         FileNotFoundError: if `config.pretrained` holds no GPT-2.
     """
-    return ActorCritic(config, observation_size, action_spec)
+    return ActorCritic(config, observation_size, action_spec, with_critic=with_critic)
 
-
-__all__ = ["ActorCritic", "Critic", "build_actor", "build_actor_critic"]

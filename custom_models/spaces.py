@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -62,13 +63,19 @@ class ActionSpec:
         """
         if self.kind == "discrete":
             return actions + self.start if self.start else actions
-        low = np.asarray(self.low, np.float32)
-        high = np.asarray(self.high, np.float32)
+        scale, offset, low, high = self._affine
+        clipped = np.clip(actions * scale + offset, low, high)
+        return clipped.reshape(len(actions), *self.shape)
+
+    @cached_property
+    def _affine(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Scale and offset from normalised to env units, and the bounds, (A,) each."""
+        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
         bounded = np.isfinite(low) & np.isfinite(high)
-        clipped = np.clip(actions, -1.0, 1.0)
-        scaled = low + (clipped + 1.0) * 0.5 * (high - low)
-        out = np.where(bounded, scaled, np.clip(actions, low, high)).astype(np.float32)
-        return out.reshape(len(actions), *self.shape)
+        with np.errstate(invalid="ignore"):  # inf - inf, where no bound applies
+            scale = np.where(bounded, 0.5 * (high - low), 1.0).astype(np.float32)
+            offset = np.where(bounded, 0.5 * (high + low), 0.0).astype(np.float32)
+        return scale, offset, low, high
 
 
 def observation_size(space: gym.Space[Any]) -> int:

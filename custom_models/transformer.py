@@ -73,6 +73,8 @@ def load_gpt2(config: GPT2CriticConfig) -> GPT2Model:
             attn_pdrop=config.dropout,
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
+            bos_token_id=None,
+            eos_token_id=None,
         )
     )
 

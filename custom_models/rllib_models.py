@@ -1,0 +1,92 @@
+"""ModelV2 adapter: RLlib's view of the nets. No maths here.
+
+What a net needs beyond the current observation is asked for as *view requirements*, RLlib's
+trajectory view: K-1 earlier observations and actions of the same episode, once per fragment and
+never for action computation. RLlib's sampler and `rl_service.rollout.worker` both honour them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from pydantic import TypeAdapter
+from ray.rllib.models.torch.torch_modelv2 import TorchModelV2
+from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.view_requirement import ViewRequirement
+from torch import Tensor, nn
+
+from custom_models.configs import ModelConfig
+from custom_models.nets import build_actor_critic
+from custom_models.spaces import ActionSpec, observation_size
+
+CONTEXT_OBS = "context_obs"
+CONTEXT_ACTIONS = "context_actions"
+
+_ONCE_PER_FRAGMENT = 1 << 30
+"""`batch_repeat_value` larger than any fragment: the view is built for its first step alone."""
+
+_CONFIG: TypeAdapter[ModelConfig] = TypeAdapter(ModelConfig)
+
+
+class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
+    """Wraps an `ActorCritic`: `forward` is the actor; the critic is asked once per fragment.
+
+    `custom_model_config` holds `net`, the settings of the net as a plain dict, and
+    `with_critic`: rollout workers act only, so they carry no critic.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        num_outputs: int,
+        model_config: dict[str, Any],
+        name: str,
+        *,
+        net: dict[str, Any],
+        with_critic: bool = True,
+    ) -> None:
+        TorchModelV2.__init__(self, obs_space, action_space, num_outputs, model_config, name)
+        nn.Module.__init__(self)
+        config = _CONFIG.validate_python(net)
+        self.net = build_actor_critic(
+            config,
+            observation_size(obs_space),
+            ActionSpec.from_space(action_space),
+            with_critic=with_critic,
+        )
+        self._require_context(config.num_context_steps)
+
+    def _require_context(self, num_steps: int) -> None:
+        if num_steps == 0:
+            return
+        for column, source, space in (
+            (CONTEXT_OBS, SampleBatch.OBS, self.obs_space),
+            (CONTEXT_ACTIONS, SampleBatch.ACTIONS, self.action_space),
+        ):
+            self.view_requirements[column] = ViewRequirement(
+                source,
+                space=space,
+                shift=f"-{num_steps}:-1",
+                used_for_compute_actions=False,
+                batch_repeat_value=_ONCE_PER_FRAGMENT,
+            )
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[Tensor], seq_lens: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Action distribution inputs (B, num_outputs) of the current observations alone."""
+        return self.net.actor(input_dict[SampleBatch.OBS].float()), state
+
+    def value_function(self) -> Tensor:
+        """Not per step: RLlib would ask at every env step for what one pass per fragment gives."""
+        raise NotImplementedError(
+            "values come from ActorCriticPolicy.compute_values, once per fragment"
+        )
+
+
+def num_context_steps(view_requirements: dict[str, ViewRequirement]) -> int:
+    """Earlier steps that a model's view requirements ask for, 0 if none."""
+    view = view_requirements.get(CONTEXT_OBS)
+    return 0 if view is None else len(view.shift_arr)

@@ -1,0 +1,67 @@
+"""Episodes that each start from a seed of their own, so that any one can be played again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+def episode_seed(seed: int, worker_index: int, env_index: int, episode: int) -> int:
+    """Seed of the n-th episode of one env of one worker; distinct streams never collide."""
+    sequence = np.random.SeedSequence([seed, worker_index, env_index, episode])
+    return int(sequence.generate_state(1)[0])
+
+
+class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+    """Seeds every reset from (run seed, worker, env, episode number) and records the actions.
+
+    A checkpoint then needs no copy of the simulator: the episode number and the actions since
+    its reset bring a deterministic env back to where it was.
+
+    Args:
+        env: the environment.
+        seed: of the run.
+        worker_index: of the rollout worker, 0 for the learner's own process.
+        env_index: of this env among the worker's.
+    """
+
+    def __init__(
+        self, env: gym.Env[Any, Any], seed: int, worker_index: int, env_index: int
+    ) -> None:
+        super().__init__(env)
+        self._stream = (seed, worker_index, env_index)
+        self._episode = -1
+        self._actions: list[Any] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts the next episode; an explicit seed resets the env outside the numbering."""
+        self._actions = []
+        if seed is None:
+            self._episode += 1
+            seed = episode_seed(*self._stream, self._episode)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._actions.append(action)
+        return self.env.step(action)
+
+    def state(self) -> dict[str, Any]:
+        """Episode number and actions since its reset."""
+        return {"episode": self._episode, "actions": np.asarray(self._actions)}
+
+    def replay(self, state: dict[str, Any]) -> Any:
+        """Plays the recorded episode again up to the recorded step.
+
+        Returns:
+            The last observation; it equals the recorded one if the env is deterministic.
+        """
+        self._episode = int(state["episode"]) - 1
+        obs, _ = self.reset()
+        discrete = np.issubdtype(state["actions"].dtype, np.integer)
+        for action in state["actions"]:
+            obs, *_ = self.step(int(action) if discrete else action)
+        return obs

@@ -1,0 +1,1 @@
+"""From environments to fragments with their context, and from fragments to advantages."""
