@@ -68,18 +68,21 @@ class GPT2CriticConfig(_NetConfig):
     def _check_arithmetic(self) -> GPT2CriticConfig:
         if self.pretrained is not None:
             return self
+        problems = []
         if self.n_embd % self.n_head:
-            raise ValueError(
+            problems.append(
                 f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; "
                 f"each head needs n_embd / n_head whole numbers: use n_embd="
                 f"{self.n_head * max(1, round(self.n_embd / self.n_head))} or another n_head"
             )
         if 2 * self.context_length > self.n_positions:
-            raise ValueError(
+            problems.append(
                 f"context_length={self.context_length} needs {2 * self.context_length} positions "
                 f"(a state and an action token per step) but n_positions={self.n_positions}; "
                 f"use context_length <= {self.n_positions // 2} or raise n_positions"
             )
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @property

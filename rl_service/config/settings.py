@@ -77,7 +77,10 @@ class ResourceSettings(_Group):
 
 
 class StopSettings(_Group):
-    """The run ends at whichever comes first."""
+    """The run ends at whichever comes first.
+
+    A file, flag or `--set` that gives one of `iterations` and `env_steps` takes the other away.
+    """
 
     iterations: PositiveInt | None = 150
     env_steps: PositiveInt | None = None

@@ -1,0 +1,113 @@
+"""Loads settings: defaults < preset < file < flags < `--set`; all problems reported together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_service.config.aliases import PAPER_MODELS, resolve_env_id
+from rl_service.config.arithmetic import check_arithmetic
+from rl_service.config.layers import Layer, merge, source_of, winner
+from rl_service.config.overrides import parse_overrides
+from rl_service.config.presets import find_preset, preset_path, resolve_settings_file
+from rl_service.config.schema import validate
+from rl_service.config.settings import Settings
+from rl_service.config.yaml_text import read_yaml_mapping
+from rl_service.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """Settings, and what the user should know of how they came about, one line each."""
+
+    settings: Settings
+    notes: list[str]
+
+
+def load_settings(
+    *,
+    config: Path | None = None,
+    model: str | None = None,
+    algorithm: str | None = None,
+    env: str | None = None,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> LoadedSettings:
+    """Loads the settings of a run.
+
+    Args:
+        config: a YAML file, or the name of a shipped one (`quickstart`).
+        model: model name, ours or the paper's (`ppo_ex`, `ppo_gpt`).
+        algorithm: algorithm name.
+        env: environment id.
+        flags: values of further flags by dotted key (`stop.iterations`); None means not given.
+        overrides: `group.key=value` texts; they win over everything else.
+
+    Raises:
+        SettingsError: with all problems of all sources.
+    """
+    named = {"env.id": env, "model.name": model, "algorithm.name": algorithm}
+    override_layer, problems = parse_overrides(list(overrides))
+    given = [_file_layer(config), _flag_layer({**named, **(flags or {})}), override_layer]
+    for layer in given:
+        problems += layer.take_out_malformed_groups()
+    names, preset, notes = _resolve_names(given)
+    layers = [preset, *given, names]
+    settings, found = validate(merge(layers), partial(source_of, layers))
+    problems += found
+    if settings is not None:
+        problems += check_arithmetic(settings)
+    if settings is None or problems:
+        raise SettingsError(problems)
+    return LoadedSettings(settings, notes)
+
+
+def dump_settings(settings: Settings) -> str:
+    """Settings as YAML that `load_settings` reads back to the same settings."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+
+
+def _file_layer(config: Path | None) -> Layer:
+    if config is None:
+        return Layer("the settings file")
+    return Layer(config.as_posix(), read_yaml_mapping(resolve_settings_file(config)))
+
+
+def _flag_layer(flags: Mapping[str, Any]) -> Layer:
+    layer = Layer("a flag")
+    for dotted, value in flags.items():
+        if value is None:
+            continue
+        group, _, key = dotted.partition(".")
+        if key:
+            layer.put(group, key, value)
+        else:
+            layer.values[group] = value
+    return layer
+
+
+def _resolve_names(given: list[Layer]) -> tuple[Layer, Layer, list[str]]:
+    """Names after aliases, the preset that they lead to, and notes on both."""
+    defaults = Settings()
+    env_id, note = resolve_env_id(str(winner(given, "env", "id") or defaults.env.id))
+    model = str(winner(given, "model", "name") or defaults.model.name)
+    notes = [note] if note else []
+    names = Layer("the default", {"model": {"name": model}})
+    if note:
+        names.put("env", "id", env_id)
+    alias = PAPER_MODELS.get(model)
+    if alias:
+        names.put("model", "name", alias.model)
+    preset = find_preset("paper" if alias else "tuned", env_id, model)
+    if preset:
+        notes.append(f"settings start from the preset {preset}")
+        source = f"the preset {preset}"
+        return names, Layer(source, read_yaml_mapping(preset_path(preset))), notes
+    if alias:
+        notes.append(f"the paper's preset {model} does not cover {env_id}; using the defaults")
+    return names, Layer("the preset"), notes

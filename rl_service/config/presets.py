@@ -1,0 +1,58 @@
+"""Finds the settings files that ship with the package, in `tune_configs`."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from rl_service.config.text import nearest
+from rl_service.errors import SettingsError
+
+
+def presets_folder() -> Path:
+    """Folder of the shipped settings files."""
+    return Path(str(files("tune_configs")))
+
+
+def preset_names() -> list[str]:
+    """Names of all shipped settings files, such as `paper/CartPole-v1_ppo_ex`."""
+    folder = presets_folder()
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
+    )
+
+
+def preset_path(name: str) -> Path:
+    """File of a shipped preset."""
+    return presets_folder() / f"{name}.yaml"
+
+
+def find_preset(kind: str, env_id: str, model: str) -> str | None:
+    """Name of the preset of a pair of environment and model.
+
+    Args:
+        kind: `paper` or `tuned`.
+        env_id: exact gymnasium id.
+        model: the paper's model name (`paper`) or ours (`tuned`).
+    """
+    name = f"{kind}/{env_id}_{model}"
+    return name if name in preset_names() else None
+
+
+def resolve_settings_file(config: Path) -> Path:
+    """The file that `--config` means: a path, or the name of a shipped preset.
+
+    Raises:
+        SettingsError: if there is neither.
+    """
+    if config.is_file():
+        return config
+    names = preset_names()
+    name = config.as_posix().removesuffix(".yaml")
+    if name in names:
+        return preset_path(name)
+    if config.is_dir():
+        raise SettingsError(f"settings file {config} is a folder; give a YAML file in it")
+    near = nearest(name, names)
+    hint = f"did you mean the preset {near}?" if near else "give a YAML file"
+    raise SettingsError(f"settings file {config} does not exist; {hint}")

@@ -1,0 +1,8 @@
+"""Environments as the models read them: flat float32 observations, one time limit."""
+
+from __future__ import annotations
+
+from rl_service.config.aliases import resolve_env_id
+from rl_service.envs.make import env_spaces, make_env
+
+__all__ = ["env_spaces", "make_env", "resolve_env_id"]

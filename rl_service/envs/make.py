@@ -1,0 +1,137 @@
+"""Makes environments from settings: gymnasium ids, and `module:Class` for one's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gymnasium as gym
+
+from custom_models.spaces import ActionSpec
+from rl_service.config.aliases import resolve_env_id
+from rl_service.config.settings import EnvSettings
+from rl_service.config.text import nearest, one_line
+from rl_service.envs.quiet import log_mujoco_warnings, without_version_hints
+from rl_service.envs.wrappers import FlatObservation, is_flat
+from rl_service.errors import EnvError
+
+AnyEnv = gym.Env[Any, Any]
+
+
+def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
+    """Makes an environment as the nets read it.
+
+    Args:
+        env: Settings; an id that gymnasium has dropped leads to its successor.
+        render_mode: gymnasium's; None draws nothing.
+
+    Returns:
+        An environment with float32 observations (O,), cut off after `env.max_episode_steps`.
+
+    Raises:
+        EnvError: if it is unknown, cannot be made, or has spaces that the nets cannot read.
+    """
+    env_id, _ = resolve_env_id(env.id)
+    made = _construct(env_id, env, render_mode)
+    try:
+        ActionSpec.from_space(made.action_space)
+        return made if is_flat(made.observation_space) else FlatObservation(made)
+    except TypeError as error:
+        made.close()
+        raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
+
+
+def env_spaces(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
+    """Observation space (flat float32) and action space of an environment.
+
+    Raises:
+        EnvError: as `make_env`.
+    """
+    made = make_env(env)
+    try:
+        space = made.observation_space
+        assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
+        return space, made.action_space
+    finally:
+        made.close()
+
+
+def _construct(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:
+    factory = _own_factory(env_id) if ":" in env_id else None
+    if factory is None:
+        _check_known(env_id)
+    try:
+        if factory is not None:
+            return _from_factory(factory, env, render_mode)
+        return _from_registry(env_id, env, render_mode)
+    except Exception as error:  # an environment's constructor may raise anything
+        raise EnvError(
+            f"environment {env_id} cannot be made: {one_line(error) or type(error).__name__}; "
+            f"check env.kwargs and what the environment needs installed"
+        ) from error
+
+
+def _from_registry(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:
+    entry_point = getattr(gym.registry.get(env_id), "entry_point", None)
+    if "mujoco" in str(entry_point):
+        log_mujoco_warnings()
+    with without_version_hints():
+        return gym.make(
+            env_id,
+            max_episode_steps=env.max_episode_steps,
+            disable_env_checker=True,
+            render_mode=render_mode,
+            **env.kwargs,
+        )
+
+
+def _from_factory(
+    factory: Callable[..., AnyEnv], env: EnvSettings, render_mode: str | None
+) -> AnyEnv:
+    render = {} if render_mode is None else {"render_mode": render_mode}
+    made = factory(**env.kwargs, **render)
+    if not isinstance(made, gym.Env):
+        raise TypeError(f"it returned {type(made).__name__}, not a gymnasium.Env")
+    if env.max_episode_steps is None:
+        return made
+    return gym.wrappers.TimeLimit(made, env.max_episode_steps)
+
+
+def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:
+    """The class or function that `module:name` points to.
+
+    None if the module has no such name but registers an environment of that id in gymnasium.
+    """
+    module_name, _, attribute = env_id.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # importing a user's module may raise anything
+        raise EnvError(
+            f"environment {env_id} cannot be made: module {module_name} cannot be imported "
+            f"({one_line(error) or type(error).__name__}); install it or put its folder on "
+            f"PYTHONPATH"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if callable(factory):
+        return factory  # type: ignore[no-any-return]
+    if attribute in gym.registry:
+        return None
+    names = [name for name, value in vars(module).items() if callable(value)]
+    raise EnvError(
+        f"environment {env_id} is unknown: module {module_name} has no callable {attribute}"
+        f"{_hint(attribute, names)}"
+    )
+
+
+def _check_known(env_id: str) -> None:
+    name = env_id.rpartition(":")[2]
+    if name in gym.registry:
+        return
+    hint = _hint(name, gym.registry) or "; give a gymnasium id or module:Class"
+    raise EnvError(f"environment {env_id} is unknown{hint}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""

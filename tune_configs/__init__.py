@@ -1,0 +1,1 @@
+"""Settings files that ship with the package: the paper's, tuned ones, and the quickstart."""
