@@ -1,4 +1,4 @@
-"""Strict configurations of the nets; no torch and no Ray, so that settings can be checked cheaply."""
+"""Strict configurations of the nets; no torch and no Ray, so that checking them is cheap."""
 
 from __future__ import annotations
 

@@ -61,9 +61,7 @@ def _problem(detail: Any, model: str, source_of: SourceOf) -> str:
     reason = one_line(detail["msg"])
     if detail["type"] == "value_error":  # from a check of our own, which names the settings
         return f"{name}{where if key else ''}: {reason.removeprefix('Value error, ')}"
-    reason = reason.replace("Input should", "must").replace(
-        "must be a valid integer", "must be an integer"
-    )
+    reason = reason.replace("Input should", "must").replace("a valid integer", "an integer")
     return f"{name}={_shown(detail['input'])}{where}: {reason}"
 
 

@@ -19,7 +19,7 @@ class _Loader(yaml.SafeLoader):
     """Safe loader that refuses a key given twice; plain YAML keeps the last one in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for i, key in enumerate(keys) if key in keys[:i]]
         if twice:
             raise yaml.constructor.ConstructorError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
@@ -38,7 +39,7 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
         ActionSpec.from_space(made.action_space)
         return made if is_flat(made.observation_space) else FlatObservation(made)
     except TypeError as error:
-        made.close()
+        made.close()  # type: ignore[no-untyped-call]
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
 
 
@@ -48,13 +49,10 @@ def env_spaces(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
     Raises:
         EnvError: as `make_env`.
     """
-    made = make_env(env)
-    try:
+    with closing(make_env(env)) as made:
         space = made.observation_space
         assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
         return space, made.action_space
-    finally:
-        made.close()
 
 
 def _construct(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:

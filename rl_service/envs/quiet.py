@@ -28,6 +28,6 @@ def log_mujoco_warnings() -> None:
     """Sends MuJoCo's warnings to Python's log, and to no file in the current folder."""
     if importlib.util.find_spec("mujoco") is None:
         return
-    import mujoco  # not needed, and not loaded, for other environments
+    import mujoco  # type: ignore[import-untyped]  # slow to load, and only some envs need it
 
     mujoco.set_mju_user_warning(lambda text: log.info("MuJoCo: %s", text))

@@ -15,8 +15,10 @@ class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]])
     """Flattens Box observations of any shape and number type to one float32 vector (O,)."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        """Raises:
-        TypeError: if the observation space is none that the nets can read.
+        """Wraps an environment.
+
+        Raises:
+            TypeError: if the observation space is none that the nets can read.
         """
         super().__init__(env)
         space = env.observation_space
