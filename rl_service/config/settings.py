@@ -120,3 +120,12 @@ class Settings(_Group):
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     seed: NonNegativeInt = 123
+
+    @property
+    def total_env_steps(self) -> int | None:
+        """Env steps after which the run ends at the latest; None if only time or return end it."""
+        limits = [self.stop.env_steps]
+        if self.stop.iterations is not None:
+            limits.append(self.stop.iterations * self.algorithm.train_batch_size)
+        known = [limit for limit in limits if limit is not None]
+        return min(known) if known else None

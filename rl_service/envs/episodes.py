@@ -34,6 +34,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._stream = (seed, worker_index, env_index)
         self._episode = -1
         self._actions: list[Any] = []
+        self._obs: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -43,25 +44,32 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         if seed is None:
             self._episode += 1
             seed = episode_seed(*self._stream, self._episode)
-        return self.env.reset(seed=seed, options=options)
+        self._obs, info = self.env.reset(seed=seed, options=options)
+        return self._obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._actions.append(action)
-        return self.env.step(action)
+        result = self.env.step(action)
+        self._obs = result[0]
+        return result
 
     def state(self) -> dict[str, Any]:
-        """Episode number and actions since its reset."""
-        return {"episode": self._episode, "actions": np.asarray(self._actions)}
+        """Episode number, the actions since its reset, and the observation they led to."""
+        return {
+            "episode": self._episode,
+            "actions": np.asarray(self._actions),
+            "obs": np.asarray(self._obs),
+        }
 
-    def replay(self, state: dict[str, Any]) -> Any:
+    def replay(self, state: dict[str, Any]) -> bool:
         """Plays the recorded episode again up to the recorded step.
 
         Returns:
-            The last observation; it equals the recorded one if the env is deterministic.
+            Whether that led to the recorded observation; false if the env is not deterministic.
         """
         self._episode = int(state["episode"]) - 1
-        obs, _ = self.reset()
+        self.reset()
         discrete = np.issubdtype(state["actions"].dtype, np.integer)
         for action in state["actions"]:
-            obs, *_ = self.step(int(action) if discrete else action)
-        return obs
+            self.step(int(action) if discrete else action)
+        return bool(np.allclose(self._obs, state["obs"], rtol=1e-5, atol=1e-6))

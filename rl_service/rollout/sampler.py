@@ -225,8 +225,8 @@ class VectorSampler:
         """Goes on from a state; replays each env's episode up to the recorded step.
 
         Returns:
-            Envs that did not come back to the recorded observation (they are not
-            deterministic); those start a new episode.
+            Envs that are not deterministic and did not come back to where they were; those
+            start a new episode.
         """
         if state["obs"] is None:
             return []
@@ -240,14 +240,10 @@ class VectorSampler:
 
     def _replay(self, e: int, env_state: dict[str, Any]) -> bool:
         assert self._obs is not None
-        raw = np.asarray(self.envs[e].replay(env_state))[None]
-        again = raw if self._filter is None else self._filter(raw, update=False)
-        # A running filter has moved on since the observation was normalised.
-        tolerance = 1e-5 if self._filter is None else 1e-1
-        if np.allclose(again[0], self._obs[e], atol=tolerance, rtol=tolerance):
+        if self.envs[e].replay(env_state):
             return True
-        first = self.envs[e].reset()[0][None]
-        self._obs[e] = first[0] if self._filter is None else self._filter(first)[0]
+        first = np.asarray(self.envs[e].reset()[0])[None]
+        self._obs[e] = self._normalise(first)[0]
         self._t[e], self._returns[e], self._context[e] = 0, 0.0, {}
         self._episode_ids[e] += 1
         return False

@@ -19,9 +19,10 @@ from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec
-from rl_service.config import EnvSettings
+from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes
+from rl_service.normalization import RunningMeanStd
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
 from rl_service.rollout.sampler import VectorSampler
 
@@ -108,8 +109,25 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             "torch_rng": torch.get_rng_state().numpy(),
         }
 
-    def set_rollout_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_rollout_state` was taken."""
+    def restore_rollout(
+        self,
+        weights: dict[str, Any],
+        filters: dict[str, dict[str, Any]],
+        state: dict[str, Any] | None,
+    ) -> None:
+        """Goes on where a checkpoint was taken.
+
+        Args:
+            weights: of the actor.
+            filters: statistics of each filter, by its name.
+            state: of `get_rollout_state`; None for a worker that the checkpoint did not have.
+        """
+        self.policy_map[DEFAULT_POLICY_ID].set_weights(weights)
+        for name, stats in filters.items():
+            self.filters[name].stats = RunningMeanStd.from_state(stats)
+            self.filters[name].reset_buffer()
+        if state is None:
+            return
         if self._vector_sampler is not None and state["sampler"] is not None:
             lost = self._vector_sampler.restore(state["sampler"])
             if lost:
@@ -118,4 +136,4 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
                     lost,
                     self.worker_index,
                 )
-        torch.set_rng_state(torch.from_numpy(np.asarray(state["torch_rng"], np.uint8)))
+        torch.set_rng_state(torch.from_numpy(state["torch_rng"]))

@@ -1,0 +1,1 @@
+"""On-policy algorithms as RLlib `Algorithm` + `Policy` pairs."""

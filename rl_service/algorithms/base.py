@@ -1,0 +1,229 @@
+"""The RLlib `Algorithm` that PPO, A2C and TRPO share: sampling, faults, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.evaluation.metrics import RolloutMetrics
+from ray.rllib.policy.policy import Policy
+from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
+
+from rl_service.algorithms.config import OnPolicyConfig
+from rl_service.algorithms.policy import ActorCriticPolicy
+from rl_service.algorithms.state import read_state, write_state
+from rl_service.config.settings import Settings
+from rl_service.errors import CheckpointError, TrainingFailedError
+from rl_service.rollout.fragments import LOSS_MASK
+from rl_service.rollout.worker import VectorRolloutWorker
+
+class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
+    """Samples a batch of fixed size from whatever workers live, learns, and hands weights out."""
+
+    policy_class: ClassVar[type[ActorCriticPolicy]]
+
+    @classmethod
+    def get_default_config(cls) -> OnPolicyConfig:
+        return OnPolicyConfig(algo_class=cls)
+
+    @classmethod
+    def get_default_policy_class(cls, config: Any) -> type[Policy]:
+        return cls.policy_class
+
+    def setup(self, config: OnPolicyConfig) -> None:
+        self._new_episodes: list[RolloutMetrics] = []
+        super().setup(config)
+
+    @property
+    def settings(self) -> Settings:
+        settings: Settings = self.config.settings
+        return settings
+
+    @property
+    def learner_policy(self) -> ActorCriticPolicy:
+        policy: ActorCriticPolicy = self.get_policy()
+        return policy
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps sampled since the run began."""
+        return int(self._counters[NUM_ENV_STEPS_SAMPLED])
+
+    def training_step(self) -> dict[str, Any]:
+        """One iteration: sample, learn. Weights travel with the next sample request."""
+        started = time.perf_counter()
+        batch = self._sample()
+        sampled = time.perf_counter()
+        num_steps = int(batch[LOSS_MASK].sum())
+        self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
+        stats = self.learner_policy.learn_on_batch(batch)
+        self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
+        self.learner_policy.global_timestep = self.env_steps
+        _check_finite(stats)
+        return stats | {
+            "sample_time_s": sampled - started,
+            "learn_time_s": time.perf_counter() - sampled,
+        }
+
+    def _sample(self) -> SampleBatch:
+        """Rows of fragments that hold `train_batch_size` steps, whoever sampled them.
+
+        Vector steps are dealt evenly to the live workers. What a dying worker leaves undone is
+        dealt again to the others, so the batch size never depends on faults.
+        """
+        num_envs = self.settings.resources.num_envs_per_env_runner
+        missing = self.settings.algorithm.train_batch_size // num_envs
+        batches: list[SampleBatch] = []
+        broadcast = self._put_broadcast()
+        while missing > 0:
+            for batch in self._sample_round(missing, broadcast):
+                missing -= int(batch[LOSS_MASK].sum()) // num_envs
+                batches.append(batch)
+        return concat_samples(batches)
+
+    def _put_broadcast(self) -> Any:
+        """Weights and merged filters, once in the object store for all workers."""
+        if self.config.num_env_runners == 0:
+            return None
+        local = self.env_runner
+        return ray.put((self.learner_policy.get_weights(), local.get_filters()))
+
+    def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[SampleBatch]:
+        local: VectorRolloutWorker = self.env_runner
+        if self.config.num_env_runners == 0:
+            batch = local.sample(num_vector_steps)
+            local.get_filters(flush_after=True)
+            self._new_episodes += local.get_metrics()
+            return [batch]
+        worker_ids = self._live_workers()
+        shares = [len(part) for part in np.array_split(range(num_vector_steps), len(worker_ids))]
+        busy = [(w, n) for w, n in zip(worker_ids, shares, strict=True) if n]
+        results = self.env_runner_group.foreach_env_runner(
+            [_sample_request(n, broadcast) for _, n in busy],
+            local_env_runner=False,
+            remote_worker_ids=[w for w, _ in busy],
+        )
+        for _, filters, episodes in results:
+            self._new_episodes += episodes
+            for name, changed in filters.items():
+                local.filters[name].apply_changes(changed)
+        return [batch for batch, _, _ in results]
+
+    def _live_workers(self) -> list[int]:
+        """Ids of healthy workers; waits for restarted ones if none is left.
+
+        Raises:
+            TrainingFailedError: if no worker comes back.
+        """
+        group = self.env_runner_group
+        deadline = time.monotonic() + self.config.env_runner_restore_timeout_s
+        while not group.healthy_worker_ids():
+            self.restore_env_runners(group)
+            if group.healthy_worker_ids():
+                break
+            if time.monotonic() > deadline:
+                raise TrainingFailedError(
+                    "all rollout workers are lost and none came back; "
+                    "look for the reason in the run's log, then go on with --resume"
+                )
+            time.sleep(1.0)
+        ids: list[int] = group.healthy_worker_ids()
+        return ids
+
+    def pop_episodes(self) -> list[RolloutMetrics]:
+        """Episodes that ended since the last call, of all workers."""
+        episodes, self._new_episodes = self._new_episodes, []
+        return episodes
+
+    def _remote_worker_ids_for_metrics(self) -> list[int]:
+        """Nobody: episodes arrive with the samples, a round trip for them would be one more."""
+        return []
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes the whole training state: one file of tensors and plain values, no pickled code.
+
+        The rollout workers' envs, context and random states are part of it.
+        """
+        local: VectorRolloutWorker = self.env_runner
+        state = {
+            "model": self.settings.model.name,
+            "algorithm": self.settings.algorithm.name,
+            "env": self.settings.env.id,
+            "iteration": self.iteration,
+            "counters": dict(self._counters),
+            "learner": self.learner_policy.get_learner_state(),
+            "filters": {name: f.stats.state() for name, f in local.filters.items()},
+            "workers": self._worker_states(),
+            "numpy_rng": np.random.get_state(legacy=False),
+        }
+        write_state(Path(checkpoint_dir), state)
+
+    def _worker_states(self) -> dict[int, Any]:
+        return dict(
+            self.env_runner_group.foreach_env_runner(
+                lambda worker: (worker.worker_index, worker.get_rollout_state())
+            )
+        )
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Restores a state into a freshly built algorithm of the same settings.
+
+        Workers beyond those of the checkpoint start fresh episodes.
+
+        Raises:
+            CheckpointError: if the file is missing, damaged or of another kind of run.
+        """
+        state = read_state(Path(checkpoint_dir), self.settings)
+        try:
+            self.learner_policy.set_learner_state(state["learner"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{checkpoint_dir} does not fit this model ({str(error).splitlines()[0]}); "
+                f"resume with the settings that the run was started with"
+            ) from error
+        self._iteration = state["iteration"]
+        self._counters.update(state["counters"])
+        np.random.set_state(state["numpy_rng"])
+        self._restore_workers(state)
+
+    def _restore_workers(self, state: dict[str, Any]) -> None:
+        weights = self.learner_policy.get_weights()
+        filters, workers = state["filters"], state["workers"]
+
+        def restore(worker: VectorRolloutWorker) -> None:
+            worker.restore_rollout(weights, filters, workers.get(worker.worker_index))
+
+        self.env_runner_group.foreach_env_runner(restore)
+
+
+def _sample_request(
+    num_vector_steps: int, broadcast: Any
+) -> Callable[[VectorRolloutWorker], tuple[SampleBatch, dict[str, Any], list[RolloutMetrics]]]:
+    """One round trip: brings weights and filters, samples, takes home what was seen."""
+
+    def request(
+        worker: VectorRolloutWorker,
+    ) -> tuple[SampleBatch, dict[str, Any], list[RolloutMetrics]]:
+        weights, filters = ray.get(broadcast)
+        worker.policy_map[DEFAULT_POLICY_ID].set_weights(weights)
+        worker.sync_filters(filters)
+        batch = worker.sample(num_vector_steps)
+        return batch, worker.get_filters(flush_after=True), worker.get_metrics()
+
+    return request
+
+
+def _check_finite(stats: dict[str, float]) -> None:
+    broken = [name for name, value in stats.items() if not math.isfinite(value)]
+    if broken:
+        raise TrainingFailedError(
+            f"{', '.join(broken)} became NaN or infinite; lower the learning rates or set "
+            f"algorithm.grad_clip, then go on from the last checkpoint with --resume"
+        )

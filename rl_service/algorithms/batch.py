@@ -1,0 +1,137 @@
+"""A learner's batch: rows of fragments as tensors, the critic's chunks, values and advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from ray.rllib.policy.sample_batch import SampleBatch
+from torch import Tensor
+
+from custom_models.critic import Chunks
+from rl_service.algorithms.policy import ActorCriticPolicy
+from rl_service.rollout.advantages import generalized_advantages
+from rl_service.rollout.chunks import ChunkPlan, gather_chunks, plan_chunks
+from rl_service.rollout.fragments import LOSS_MASK, Columns, context_rows, segment_ids
+
+CHUNK_LENGTH = 64
+"""Values per chunk of a critic with context."""
+VALUES_PER_PASS = 8192
+"""Bound on the values computed at once without gradients, for memory."""
+
+
+@dataclass
+class ActorRows:
+    """The step rows, in any order: what the actor's loss needs. N rows."""
+
+    obs: Tensor
+    """(N, O)"""
+    actions: Tensor
+    """(N,) or (N, A)"""
+    action_logp: Tensor
+    """(N,) under the policy that sampled."""
+    dist_inputs: Tensor
+    """(N, num_dist_inputs) of the policy that sampled."""
+    advantages: Tensor
+    """(N,)"""
+
+
+@dataclass
+class CriticChunks:
+    """The same steps as sequences: what the critic's loss needs. M chunks, C values each."""
+
+    chunks: Chunks
+    loss_mask: Tensor
+    """(M, C) true where a step's value is fitted."""
+    targets: Tensor
+    """(M, C) value targets in units of the return."""
+    values: Tensor
+    """(M, C) values before the update, in units of the return."""
+
+
+@dataclass
+class LearnerBatch:
+    """Both views of one batch."""
+
+    actor: ActorRows
+    critic: CriticChunks
+
+
+def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> LearnerBatch:
+    """Computes values once, then advantages, and cuts the batch into both views."""
+    batch: Columns = {name: np.asarray(samples[name]) for name in samples}
+    segments = segment_ids(batch)
+    has_context = policy.num_context_steps > 0
+    plan = plan_chunks(
+        context_rows(batch, segments),
+        prefix_length=policy.num_context_steps,
+        chunk_length=CHUNK_LENGTH if has_context else 1,
+    )
+    chunks = gather_chunks(
+        plan,
+        policy.to_device(batch[SampleBatch.OBS]),
+        policy.to_device(batch[SampleBatch.ACTIONS]),
+        policy.to_device(batch[SampleBatch.T]),
+        policy.to_device(segments),
+    )
+    values = _scatter(plan, len(segments), compute_values(policy, chunks, plan.num_values))
+    algorithm = policy.settings.algorithm
+    advantages, targets = generalized_advantages(
+        batch, segments, values, algorithm.gamma, algorithm.lambda_
+    )
+    asked_rows = plan.asked_rows
+    return LearnerBatch(
+        actor=_actor_rows(policy, batch, advantages),
+        critic=CriticChunks(
+            chunks=chunks,
+            loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),
+            targets=policy.to_device(targets[asked_rows]),
+            values=policy.to_device(values[asked_rows]),
+        ),
+    )
+
+
+def _actor_rows(
+    policy: ActorCriticPolicy, batch: Columns, advantages: npt.NDArray[np.float32]
+) -> ActorRows:
+    mask = batch[LOSS_MASK]
+    return ActorRows(
+        obs=policy.to_device(batch[SampleBatch.OBS][mask]),
+        actions=policy.to_device(batch[SampleBatch.ACTIONS][mask]),
+        action_logp=policy.to_device(batch[SampleBatch.ACTION_LOGP][mask]),
+        dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][mask]),
+        advantages=policy.to_device(advantages[mask]),
+    )
+
+
+@torch.no_grad()
+def compute_values(
+    policy: ActorCriticPolicy, chunks: Chunks, num_values: int
+) -> npt.NDArray[np.float32]:
+    """Values of the last `num_values` steps of each chunk, in units of the return.
+
+    One pass per batch (in slices that bound memory), dropout off.
+
+    Returns:
+        (M, num_values).
+    """
+    critic = policy.net.critic
+    assert critic is not None
+    critic.eval()
+    per_pass = max(1, VALUES_PER_PASS // num_values)
+    slices = zip(*(column.split(per_pass) for column in chunks), strict=True)
+    normalised = torch.cat([critic(Chunks(*columns), num_values) for columns in slices])
+    critic.train()
+    values: npt.NDArray[np.float32] = policy.denormalise_values(normalised.float().cpu().numpy())
+    return values
+
+
+def _scatter(
+    plan: ChunkPlan, num_rows: int, values: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """From (M, C) to one value per row (N,); context rows get 0."""
+    out = np.zeros(num_rows, np.float32)
+    out[plan.asked_rows[plan.asked]] = values[plan.asked]
+    return out

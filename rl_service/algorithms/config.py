@@ -1,0 +1,86 @@
+"""From the service's settings to RLlib's `AlgorithmConfig`; nothing else touches its builder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.tune.registry import register_env
+
+from custom_models.registry import register_models
+from rl_service.config.settings import Settings
+from rl_service.envs import env_spaces
+from rl_service.rollout.worker import VectorRolloutWorker, create_env
+
+if TYPE_CHECKING:
+    from rl_service.algorithms.base import OnPolicyAlgorithm
+
+ENV_NAME = "rl_service"
+"""RLlib knows envs by name; ours makes any env from its settings."""
+
+
+class OnPolicyConfig(AlgorithmConfig):  # type: ignore[misc]
+    """RLlib's config with the service's settings inside (`settings`)."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.settings: Settings | None = None
+
+
+def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnPolicyConfig:
+    """RLlib config of a run on the ModelV2 stack, the one with custom models and views.
+
+    Raises:
+        EnvError: if the environment cannot be made or read.
+    """
+    register_models()
+    register_env(ENV_NAME, create_env)
+    observation_space, action_space = env_spaces(settings.env)
+    resources, algorithm = settings.resources, settings.algorithm
+    config = OnPolicyConfig(algo_class=algo_class)
+    config.settings = settings
+    config.api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+    config.framework("torch")
+    config.environment(
+        env=ENV_NAME,
+        env_config={"settings": settings.env.model_dump(), "seed": settings.seed},
+        observation_space=observation_space,
+        action_space=action_space,
+        disable_env_checking=True,
+    )
+    config.env_runners(
+        env_runner_cls=VectorRolloutWorker,
+        num_env_runners=resources.num_env_runners,
+        num_envs_per_env_runner=resources.num_envs_per_env_runner,
+        num_cpus_per_env_runner=resources.num_cpus_per_env_runner,
+        rollout_fragment_length=_vector_steps(settings),
+        create_env_on_local_worker=resources.num_env_runners == 0,
+        preprocessor_pref=None,
+        exploration_config={"type": "StochasticSampling"},
+    )
+    config.training(
+        gamma=algorithm.gamma,
+        train_batch_size=algorithm.train_batch_size,
+        model={
+            "custom_model": settings.model.name,
+            "custom_model_config": {"net": settings.model.model_dump()},
+        },
+    )
+    config.resources(num_gpus=resources.num_gpus, num_cpus_for_main_process=0)
+    config.fault_tolerance(
+        restart_failed_env_runners=True,
+        delay_between_env_runner_restarts_s=0.0,
+    )
+    config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
+    config.debugging(seed=settings.seed, log_level="WARN")
+    config.experimental(_disable_preprocessor_api=True)
+    return config
+
+
+def _vector_steps(settings: Settings) -> int:
+    """Vector steps of one worker an iteration, rounded up."""
+    num_workers = max(1, settings.resources.num_env_runners)
+    total = settings.algorithm.train_batch_size // settings.resources.num_envs_per_env_runner
+    return -(-total // num_workers)

@@ -1,0 +1,162 @@
+"""What every on-policy policy shares: acting, values of a whole batch, weights and state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from ray.rllib.models.catalog import ModelCatalog
+from ray.rllib.models.modelv2 import ModelV2
+from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
+from torch import Tensor
+
+from custom_models.heads import distribution
+from custom_models.nets import ActorCritic
+from custom_models.rllib_models import num_context_steps
+from custom_models.spaces import ActionSpec
+from rl_service.config.settings import Settings
+from rl_service.normalization import RunningMeanStd
+from rl_service.rollout.fragments import rows_from_view
+from rl_service.rollout.sampler import Acted
+
+ADAM_EPSILON = 1e-5
+
+
+class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
+    """Base of PPO, A2C and TRPO: subclasses write `learn_on_batch`.
+
+    On rollout workers it is an actor alone: the critic, both optimisers and the statistics of
+    the value targets live in the learner, and only the actor's weights travel.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: Any
+    ) -> None:
+        self.settings: Settings = config["settings"]
+        self.is_learner: bool = config["worker_index"] == 0
+        self.action_spec = ActionSpec.from_space(action_space)
+        self.value_stats = RunningMeanStd()
+        self.rng = np.random.default_rng(self.settings.seed)
+        super().__init__(observation_space, action_space, config)
+        self.net: ActorCritic = self.model.net
+        self.num_context_steps = num_context_steps(self.view_requirements)
+
+    def make_model(self) -> ModelV2:
+        """The custom model of the settings, without a critic on rollout workers."""
+        _, num_outputs = ModelCatalog.get_action_dist(
+            self.action_space, self.config["model"], framework="torch"
+        )
+        model_config = dict(self.config["model"])
+        model_config["custom_model_config"] = {
+            **model_config["custom_model_config"],
+            "with_critic": self.is_learner,
+        }
+        return ModelCatalog.get_model_v2(
+            self.observation_space, self.action_space, num_outputs, model_config, "torch"
+        )
+
+    def optimizer(self) -> list[torch.optim.Optimizer]:
+        """Actor's and critic's own optimisers; none on rollout workers."""
+        if not self.is_learner:
+            return []
+        return self.build_optimizers(self.model.net)
+
+    def build_optimizers(self, net: ActorCritic) -> list[torch.optim.Optimizer]:
+        """Separate Adams, as the GPT2PPO seed has them."""
+        algorithm = self.settings.algorithm
+        assert net.critic is not None
+        return [
+            torch.optim.Adam(net.actor.parameters(), algorithm.actor_lr, eps=ADAM_EPSILON),
+            torch.optim.Adam(
+                [p for p in net.critic.parameters() if p.requires_grad],
+                algorithm.critic_lr,
+                eps=ADAM_EPSILON,
+            ),
+        ]
+
+    @torch.inference_mode()
+    def act(self, obs: npt.NDArray[np.float32]) -> Acted:
+        """Samples actions for a vector of observations (E, O), with torch's global generator."""
+        dist_inputs = self.net.actor(torch.from_numpy(obs).to(self.device))
+        dist = distribution(self.action_spec, dist_inputs)
+        actions = dist.sample() if self.config["explore"] else dist.mode()
+        log_prob = dist.log_prob(actions)
+        return Acted(actions.cpu().numpy(), log_prob.cpu().numpy(), dist_inputs.cpu().numpy())
+
+    def postprocess_trajectory(
+        self,
+        sample_batch: SampleBatch,
+        other_agent_batches: dict[Any, Any] | None = None,
+        episode: Any = None,
+    ) -> SampleBatch:
+        """RLlib's own sampler calls this once per piece: lays it out as rows of a fragment."""
+        return rows_from_view(sample_batch, self.num_context_steps)
+
+    def normalise_values(self, values: Tensor) -> Tensor:
+        """From units of the return to those that the critic learns in."""
+        if not self.settings.algorithm.normalize_values:
+            return values
+        return (values - float(self.value_stats.mean)) / float(self.value_stats.std)
+
+    def denormalise_values(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """From the critic's units to those of the return."""
+        if not self.settings.algorithm.normalize_values:
+            return values
+        out = values * self.value_stats.std + self.value_stats.mean
+        return out.astype(np.float32)
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done, 0…1, from RLlib's global timestep."""
+        total = self.settings.total_env_steps
+        return min(1.0, self.global_timestep / total) if total else 0.0
+
+    def get_weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The actor's weights: all that rollout workers need."""
+        return {name: p.detach().cpu().numpy() for name, p in self.net.actor.state_dict().items()}
+
+    def set_weights(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
+        self.net.actor.load_state_dict(
+            {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Weights for a worker that (re)joins; the learner's state is `get_learner_state`."""
+        return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.set_weights(state["weights"])
+        self.global_timestep = state["global_timestep"]
+
+    def get_learner_state(self) -> dict[str, Any]:
+        """Everything that learning has changed: nets, optimisers, statistics, random state."""
+        return {
+            "net": self.net.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "value_stats": self.value_stats.state(),
+            "rng": self.rng.bit_generator.state,
+            "global_timestep": self.global_timestep,
+        }
+
+    def set_learner_state(self, state: dict[str, Any]) -> None:
+        """Goes on where `get_learner_state` was taken.
+
+        Raises:
+            RuntimeError: if the nets are of another shape.
+        """
+        self.net.load_state_dict(state["net"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.value_stats = RunningMeanStd.from_state(state["value_stats"])
+        self.rng.bit_generator.state = state["rng"]
+        self.global_timestep = state["global_timestep"]
+
+    def to_device(self, array: npt.NDArray[Any]) -> Tensor:
+        """A column as a tensor on the learner's device."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+

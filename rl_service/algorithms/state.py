@@ -1,0 +1,76 @@
+"""The file of a training state: tensors and plain values, so that loading it runs no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_service.config.settings import Settings
+from rl_service.errors import CheckpointError
+
+STATE_FILE = "training_state.pt"
+STATE_FORMAT = 1
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Writes `state` (nested dicts and lists of tensors, arrays, plain values) to `folder`."""
+    torch.save(_to_tensors({"format": STATE_FORMAT, **state}), folder / STATE_FILE)
+
+
+def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
+    """Reads and checks a training state.
+
+    Raises:
+        CheckpointError: if it is missing, damaged or of another kind of run.
+    """
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no {STATE_FILE}; name a run folder of this service")
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read, it is truncated or of another program "
+            f"({str(error).splitlines()[0]}); resume from an older checkpoint"
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
+        raise CheckpointError(f"{path} is no training state of format {STATE_FORMAT}")
+    for key, want in (
+        ("model", settings.model.name),
+        ("algorithm", settings.algorithm.name),
+        ("env", settings.env.id),
+    ):
+        if state[key] != want:
+            raise CheckpointError(
+                f"{path} is of {key} {state[key]}, the settings say {want}; "
+                f"resume with the settings that the run was started with"
+            )
+    learner = state.pop("learner")
+    return {**_to_arrays(state), "learner": learner}
+
+
+def _to_tensors(value: Any) -> Any:
+    """Arrays to tensors, so that the file loads without unpickling any code."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy()) if value.dtype.kind in "fiub" else value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _to_tensors(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_tensors(item) for item in value]
+    return value
+
+
+def _to_arrays(value: Any) -> Any:
+    """Tensors back to arrays."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: _to_arrays(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_to_arrays(item) for item in value]
+    return value
