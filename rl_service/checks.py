@@ -1,0 +1,75 @@
+"""Checks of settings against the machine, before a run writes or starts anything."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from rl_service.config.arithmetic import check_arithmetic
+from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
+from rl_service.envs import env_spaces
+from rl_service.errors import EnvError
+from rl_service.machine import available_cpus, available_gpus
+from rl_service.pretrained import check_pretrained
+
+
+def check_settings(settings: Settings) -> list[str]:
+    """All reasons for which a run with these settings cannot work here, one line each.
+
+    Makes the environment once. Where `RAY_ADDRESS` points to a cluster, that cluster decides
+    about CPUs and GPUs.
+    """
+    problems = [*check_arithmetic(settings), *check_env(settings.env)]
+    problems += check_pretrained(settings.model)
+    if not os.environ.get("RAY_ADDRESS"):
+        problems += _resource_problems(settings.resources)
+    problems += check_output(Path(settings.tracking.output_dir))
+    return problems
+
+
+def check_env(env: EnvSettings) -> list[str]:
+    """The reason for which an environment cannot be used, if there is one."""
+    try:
+        env_spaces(env)
+    except EnvError as error:
+        return [str(error)]
+    return []
+
+
+def check_output(folder: Path) -> list[str]:
+    """The reason for which files cannot be written under a folder, if there is one.
+
+    Makes nothing: a folder that does not exist yet is judged by its nearest parent that does.
+    """
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return []
+    except OSError as error:
+        where = f" ({existing})" if existing != folder.absolute() else ""
+        return [
+            f"output folder {folder} cannot be written{where}: {error.strerror or error}; "
+            f"give another one with -o/--output-dir"
+        ]
+
+
+def _resource_problems(resources: ResourceSettings) -> list[str]:
+    problems = []
+    workers, each = resources.num_env_runners, resources.num_cpus_per_env_runner
+    cpus = available_cpus()
+    if workers * each > cpus:
+        fitting = int(cpus / each)
+        problems.append(
+            f"resources.num_env_runners={workers} with {each:g} CPU each need {workers * each:g} "
+            f"CPUs, and there are {cpus}; use at most {fitting} "
+            f"(--set resources.num_env_runners={fitting}) or point RAY_ADDRESS to a cluster"
+        )
+    if resources.num_gpus and available_gpus() < resources.num_gpus:
+        problems.append(
+            f"resources.num_gpus={resources.num_gpus}, and torch sees {available_gpus()} GPUs; "
+            f"use --set resources.num_gpus=0, or install a CUDA build of torch"
+        )
+    return problems

@@ -1,0 +1,40 @@
+"""What this machine has to offer: CPUs, GPUs, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use: its affinity, and the quota of its container if lower."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cpus or 1, _cgroup_cpus() or cpus or 1))
+
+
+def available_gpus() -> int:
+    """CUDA devices that torch sees."""
+    import torch  # takes seconds, and only asked for when a run wants a GPU
+
+    return torch.cuda.device_count()
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new processes can take; None where the system does not tell."""
+    try:
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kilobytes) * 1024 if kilobytes else None
+
+
+def _cgroup_cpus() -> int | None:
+    try:
+        quota, period = _CGROUP_CPU_MAX.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
