@@ -1,0 +1,135 @@
+"""Weights & Biases: never a prompt, never a hang, never the end of a run.
+
+Without an API key, or if the server cannot be reached, the run is kept in `<run>/wandb` and can
+be uploaded later (`wandb sync`). Waiting is bounded at the start and at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import rl_service
+from rl_service.metrics import json_row
+from rl_service.runs import Run
+from rl_service.runs.files import write_atomic
+from rl_service.tracking.tracker import Notify, RunStatus
+
+# Its telemetry waits 20 s for an unreachable server when the process ends. Read at import.
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+import wandb
+
+_INIT_TIMEOUT_S = 30.0
+_FINISH_TIMEOUT_S = 60.0
+_SOURCE_PACKAGES = ("rl_service", "custom_models", "tune_configs")
+
+logger = logging.getLogger(__name__)
+
+
+class WandbTracker:
+    """One W&B run; a resumed run goes on with the same one, whose id the run folder keeps."""
+
+    def __init__(self, run: Run, project: str, entity: str | None, notify: Notify) -> None:
+        self._notify = notify
+        self._run: wandb.Run | None = None
+        self._attempt(lambda: self._start(run, project, entity))
+        self._attempt(lambda: self._save_code(project))
+
+    def log(self, row: Mapping[str, Any], step: int) -> None:
+        """Adds numbers; W&B leaves out steps that it has already, as after a resume."""
+        numbers = {key: value for key, value in json_row(row).items() if value is not None}
+        self._attempt(lambda: self._run and self._run.log(numbers, step=step))
+
+    def finish(self, status: RunStatus) -> None:
+        """Uploads what is left, for a minute at most."""
+        exit_code = 1 if status == "failed" else 0
+        self._attempt(lambda: self._run and self._run.summary.update({"status": status}))
+        self._attempt(lambda: self._run and self._run.finish(exit_code=exit_code))
+        self._run = None
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        """Runs a call into W&B; its failure costs the tracking, never the training."""
+        try:
+            call()
+        except Exception as error:
+            logger.warning("Weights & Biases failed", exc_info=True)
+            self._notify(f"Weights & Biases is off from here on: {_first_line(error)}")
+            self._run = None
+
+    def _start(self, run: Run, project: str, entity: str | None) -> None:
+        mode = os.environ.get("WANDB_MODE") or ("online" if _has_api_key() else "offline")
+        try:
+            self._run = _init(run, project, entity, mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            logger.warning("Weights & Biases cannot be reached", exc_info=True)
+            self._notify(f"Weights & Biases cannot be reached ({_first_line(error)})")
+            wandb.teardown(exit_code=1)  # it still holds the id of the run that failed to start
+            self._run = _init(run, project, entity, "offline")
+        if self._run.offline:
+            folders = run.path / "wandb" / "offline-run-*"
+            self._notify(f"Weights & Biases run kept offline; to upload: wandb sync {folders}")
+        elif self._run.url:
+            self._notify(f"Weights & Biases run: {self._run.url}")
+
+    def _save_code(self, project: str) -> None:
+        if self._run is None:
+            return
+        root = Path(rl_service.__file__).parents[1]
+        for package in _SOURCE_PACKAGES:  # not their common root, which may be site-packages
+            self._run.log_code(
+                str(root / package), name=f"source-{project}-{package}", include_fn=_is_source
+            )
+
+
+def _is_source(path: str, root: str) -> bool:
+    return path.endswith((".py", ".yaml"))
+
+
+def _init(run: Run, project: str, entity: str | None, mode: str) -> wandb.Run:
+    return wandb.init(
+        project=project,
+        entity=entity,
+        id=_run_id(run),
+        name=run.run_id,
+        group=run.path.parent.name,
+        config=run.settings.model_dump(mode="json"),
+        dir=str(run.path),
+        resume="allow",
+        mode=mode,  # type: ignore[arg-type]  # may come from WANDB_MODE; wandb checks it
+        settings=wandb.Settings(
+            init_timeout=_INIT_TIMEOUT_S,
+            finish_timeout=_FINISH_TIMEOUT_S,
+            console="off",  # it would take over the streams that the run's log already takes
+            silent=True,
+        ),
+    )
+
+
+def _run_id(run: Run) -> str:
+    """The W&B id of a run; kept in a file, so that it outlives a rename of the folder."""
+    path = run.path / "wandb_run_id.txt"
+    if not path.exists():
+        write_atomic(path, run.run_id)
+    return path.read_text(encoding="utf-8")
+
+
+def _has_api_key() -> bool:
+    """Whether W&B would find a key without asking: in the environment or in ~/.netrc."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
