@@ -1,0 +1,186 @@
+"""Plays whole episodes with a policy and says how it did.
+
+The protocol of all our scores: episode i starts from seed + i, actions are the mode of the
+distribution, and returns are those of the environment itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from custom_models.spaces import ActionSpec
+from rl_service.config.settings import EnvSettings
+from rl_service.envs.make import make_env
+from rl_service.errors import EnvError, SettingsError
+from rl_service.policies.runner import PolicyRunner
+from rl_service.video import AddFrame, make_drawable_env, mp4_video
+
+NUM_PARALLEL_ENVS = 16
+"""Episodes that run side by side; enough that a forward pass costs little per step."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Undiscounted returns and lengths of N episodes, in the order of their seeds."""
+
+    returns: npt.NDArray[np.float64]
+    """(N,)"""
+    lengths: npt.NDArray[np.int64]
+    """(N,) env steps."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+        return float(self.returns.std())
+
+    @property
+    def min(self) -> float:
+        return float(self.returns.min())
+
+    @property
+    def max(self) -> float:
+        return float(self.returns.max())
+
+    def running_mean(self, n: int) -> npt.NDArray[np.float64]:
+        """Mean return of the last `n` episodes up to each one, (N,); of fewer at the start."""
+        sums = np.concatenate([[0.0], np.cumsum(self.returns)])
+        ends = np.arange(1, len(self.returns) + 1)
+        starts = np.maximum(ends - n, 0)
+        means: npt.NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
+        return means
+
+
+def evaluate(
+    runner: PolicyRunner,
+    env: EnvSettings,
+    *,
+    num_episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    video: Path | None = None,
+) -> EvaluationResult:
+    """Plays `num_episodes` episodes; episode i starts from seed + i.
+
+    Args:
+        runner: The policy.
+        env: What it plays; the time limit is that of these settings.
+        num_episodes: At least 1.
+        seed: At least 0; also seeds the samples of a stochastic policy.
+        deterministic: Take the mode of the action distribution instead of a sample.
+        video: An mp4 file for episode 0.
+
+    Raises:
+        EnvError: if the environment cannot be made, read by this policy, or drawn.
+        OutputError: if the video cannot be written.
+        SettingsError: if there is no episode to play or the seed is negative.
+    """
+    if num_episodes < 1 or seed < 0:
+        raise SettingsError(
+            f"num_episodes={num_episodes} and seed={seed} are out of range; give at least 1 "
+            f"episode and a seed from 0"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    with ExitStack() as stack:
+        envs = _make_envs(stack, env, min(num_episodes, NUM_PARALLEL_ENVS), video is not None)
+        _check_spaces(runner, envs[0], env.id)
+        add_frame = _no_frame if video is None else stack.enter_context(mp4_video(video, envs[0]))
+        return _Episodes(envs, num_episodes, seed, add_frame).play(runner, deterministic, generator)
+
+
+def _make_envs(
+    stack: ExitStack, env: EnvSettings, num_envs: int, drawable: bool
+) -> list[gym.Env[Any, Any]]:
+    """Environments that the stack closes; the first can be drawn if asked for."""
+    envs = []
+    for index in range(num_envs):
+        made = make_drawable_env(env) if drawable and index == 0 else make_env(env)
+        stack.callback(made.close)
+        envs.append(made)
+    return envs
+
+
+def _check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> None:
+    """Raises EnvError if the policy was trained for other spaces."""
+    shape = env.observation_space.shape
+    if shape != runner.observation_shape:
+        raise EnvError(
+            f"environment {env_id} has observations of shape {shape} but the policy reads "
+            f"{runner.observation_shape}; evaluate it in the environment it was trained in"
+        )
+    action_spec = ActionSpec.from_space(env.action_space)
+    if action_spec != runner.action_spec:
+        raise EnvError(
+            f"environment {env_id} has actions {env.action_space} but the policy has "
+            f"{runner.action_spec.size} {runner.action_spec.kind} actions with other bounds or "
+            f"number; evaluate it in the environment it was trained in"
+        )
+
+
+def _no_frame(env: gym.Env[Any, Any]) -> None:
+    """Without a video nothing is drawn."""
+
+
+class _Episodes:
+    """The episodes under way, one in each environment, and the results so far."""
+
+    def __init__(
+        self, envs: list[gym.Env[Any, Any]], num_episodes: int, seed: int, add_frame: AddFrame
+    ) -> None:
+        self._envs = envs
+        self._seed = seed
+        self._add_frame = add_frame
+        self._waiting: Iterator[int] = iter(range(num_episodes))
+        self._returns = np.zeros(num_episodes, np.float64)
+        self._lengths = np.zeros(num_episodes, np.int64)
+        self._obs: dict[int, Any] = {}  # env index -> last observation, of envs still at work
+        self._episodes: dict[int, int] = {}  # env index -> episode
+
+    def play(
+        self, runner: PolicyRunner, deterministic: bool, generator: torch.Generator
+    ) -> EvaluationResult:
+        for index in range(len(self._envs)):
+            self._begin(index)
+        while self._obs:
+            running = list(self._obs)
+            obs = np.stack([self._obs[index] for index in running])  # (B, O)
+            actions = runner.act(obs, deterministic=deterministic, generator=generator)
+            for index, action in zip(running, actions.env_actions, strict=True):
+                self._step(index, action)
+        return EvaluationResult(self._returns, self._lengths)
+
+    def _begin(self, index: int) -> None:
+        """Starts the next waiting episode in an env, or retires the env."""
+        episode = next(self._waiting, None)
+        if episode is None:
+            self._obs.pop(index, None)
+            return
+        self._episodes[index] = episode
+        self._obs[index], _ = self._envs[index].reset(seed=self._seed + episode)
+        self._draw(index)
+
+    def _step(self, index: int, action: Any) -> None:
+        episode = self._episodes[index]
+        obs, reward, terminated, truncated, _ = self._envs[index].step(action)
+        self._obs[index] = obs
+        self._returns[episode] += float(reward)
+        self._lengths[episode] += 1
+        self._draw(index)
+        if terminated or truncated:
+            self._begin(index)
+
+    def _draw(self, index: int) -> None:
+        if self._episodes[index] == 0:
+            self._add_frame(self._envs[index])

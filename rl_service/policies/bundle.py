@@ -1,0 +1,272 @@
+"""Policy bundles: a trained policy as a folder of `policy.json`, `policy.safetensors`, `card.md`.
+
+Nothing in a bundle is code or a path, and nothing in it is believed: the JSON is read with a strict
+schema, the weights must have the digest, names and shapes that it implies, and the policy must
+reproduce recorded outputs. So training and serving cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from pydantic import BaseModel, JsonValue, ValidationError
+from torch import Tensor, nn
+
+from custom_models.nets import ActorCritic, build_actor
+from custom_models.spaces import FloatArray
+from rl_service.config.settings import EnvSettings
+from rl_service.config.text import one_line
+from rl_service.errors import BundleError
+from rl_service.normalization import ObservationNormalizer
+from rl_service.policies.card import model_card
+from rl_service.policies.replace import replacing_folder
+from rl_service.policies.runner import PolicyRunner
+from rl_service.policies.spec import (
+    FORMAT,
+    FORMAT_VERSION,
+    BoxSpec,
+    FilterSpec,
+    Header,
+    ParitySpec,
+    PolicySpec,
+    action_mapping,
+    space_spec,
+)
+
+SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"
+PARITY_TOLERANCE = 1e-5
+NUM_PARITY_SAMPLES = 8
+MAX_SPEC_BYTES = 16 * 2**20
+_ACTOR = "actor."
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class BundledPolicy(PolicyRunner):
+    """A policy read from a bundle; `spec` is what its `policy.json` says."""
+
+    def __init__(self, actor: nn.Module, spec: PolicySpec) -> None:
+        filter_spec = spec.observation_filter
+        super().__init__(
+            actor,
+            spec.observation_space.shape,
+            spec.action_spec,
+            None if filter_spec is None else filter_spec.to_normalizer(),
+        )
+        self.spec = spec
+
+
+def write_bundle(
+    path: Path,
+    *,
+    net: ActorCritic,
+    observation_space: gym.spaces.Box,
+    action_space: gym.Space[Any],
+    env: EnvSettings,
+    normalizer: ObservationNormalizer | None,
+    value_mean: float,
+    value_std: float,
+    evaluation: dict[str, JsonValue],
+    provenance: dict[str, JsonValue],
+) -> Path:
+    """Writes a trained policy, replacing the bundle at `path` as a whole.
+
+    Args:
+        path: Folder of the bundle.
+        net: Actor and critic; both are saved, the actor alone acts.
+        observation_space: Of the raw observation, before the filter.
+        action_space: Of the environment.
+        env: The environment that it was trained in.
+        normalizer: The observation filter's statistics; None stands for no filter.
+        value_mean: Mean of the value targets that the critic's output is relative to.
+        value_std: Their deviation, above 0.
+        evaluation: Scores, as JSON.
+        provenance: Where it comes from (run, iteration, versions, …), as JSON.
+
+    Raises:
+        BundleError: if a weight or a statistic is not finite.
+        OutputError: if the folder cannot be written; an earlier bundle there stays whole.
+    """
+    weights = safetensors.torch.save(_whole_weights(net))
+    runner = PolicyRunner(net.actor, observation_space.shape, net.action_spec, normalizer)
+    actions = space_spec(action_space)
+    try:
+        spec = PolicySpec(
+            env=env,
+            observation_space=BoxSpec.from_space(observation_space),
+            action_space=actions,
+            action_mapping=action_mapping(actions),
+            model=net.config,
+            context_length=net.config.num_context_steps + 1,
+            observation_filter=normalizer and FilterSpec.from_normalizer(normalizer),
+            value_mean=value_mean,
+            value_std=value_std,
+            weights_sha256=hashlib.sha256(weights).hexdigest(),
+            parity=_record_parity(runner, observation_space),
+            evaluation=evaluation,
+            provenance=provenance,
+        )
+    except ValidationError as error:
+        raise BundleError(f"cannot write bundle {path}: {_first_problem(error)}") from error
+    with replacing_folder(path) as folder:
+        (folder / WEIGHTS_FILE).write_bytes(weights)
+        (folder / SPEC_FILE).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / CARD_FILE).write_text(model_card(spec), encoding="utf-8")
+    return path
+
+
+def load_bundle(path: str | Path) -> BundledPolicy:
+    """Reads a bundle and proves that it acts as it did when it was written.
+
+    Raises:
+        BundleError: if a file is missing, truncated, foreign or edited, if a weight is not
+            finite, or if the policy does not reproduce its recorded outputs to 1e-5.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise BundleError(f"{path} is no policy bundle: no such folder; give one with {SPEC_FILE}")
+    spec = _read_spec(path / SPEC_FILE)
+    policy = BundledPolicy(_read_actor(path / WEIGHTS_FILE, spec), spec)
+    _check_parity(policy, path)
+    return policy
+
+
+def _whole_weights(net: ActorCritic) -> dict[str, Tensor]:
+    """Copies of all weights on the CPU, each with memory of its own as safetensors asks."""
+    weights = {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
+    broken = _not_finite(weights)
+    if broken is not None:
+        raise BundleError(f"cannot write a bundle: weight {broken} holds NaN or infinite numbers")
+    return {name: value.contiguous() for name, value in weights.items()}
+
+
+def _not_finite(weights: dict[str, Tensor]) -> str | None:
+    """Name of the first tensor with a NaN or infinite entry."""
+    return next((name for name, value in weights.items() if not value.isfinite().all()), None)
+
+
+def _record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
+    """Raw observations near those that the policy has seen, and what the actor answers."""
+    size = int(np.prod(space.shape))
+    if runner.normalizer is None:
+        space = copy.deepcopy(space)  # seeding must not touch the caller's
+        space.seed(0)
+        # Bounds may be as wide as float32 itself (CartPole-v1); no observation is.
+        samples = np.stack([space.sample() for _ in range(NUM_PARITY_SAMPLES)]).clip(-10.0, 10.0)
+    else:
+        noise = np.random.default_rng(0).standard_normal((NUM_PARITY_SAMPLES, size))
+        samples = runner.normalizer.mean + runner.normalizer.std * noise
+    observations = samples.reshape(-1, *space.shape).astype(np.float32)  # (N, *shape)
+    answers = runner.act(observations, deterministic=True).dist_inputs
+    flat = observations.reshape(NUM_PARITY_SAMPLES, size)
+    return ParitySpec(observations=_rows(flat), dist_inputs=_rows(answers))
+
+
+def _rows(array: FloatArray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, array.tolist()))
+
+
+def _read_spec(path: Path) -> PolicySpec:
+    text = _read_bytes(path, MAX_SPEC_BYTES)
+    header = _parse(Header, text, path)
+    if header.format_version != FORMAT_VERSION:
+        raise BundleError(
+            f"{path} has format version {header.format_version} and this rl-service reads "
+            f"{FORMAT_VERSION}; install the rl-service that wrote it"
+        )
+    return _parse(PolicySpec, text, path)
+
+
+def _parse(schema: type[Schema], text: bytes, path: Path) -> Schema:
+    try:
+        return schema.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise BundleError(
+            f"{path} is no {FORMAT} file: {_first_problem(error)}; copy the bundle again"
+        ) from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return one_line(f"{where}: {problem['msg']}" if where else problem["msg"])
+
+
+def _read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(-1 if max_bytes is None else max_bytes + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BundleError(
+            f"{path} cannot be read: {reason}; a bundle is a folder with {SPEC_FILE} and "
+            f"{WEIGHTS_FILE}"
+        ) from error
+    if max_bytes is not None and len(content) > max_bytes:
+        raise BundleError(f"{path} is larger than {max_bytes} bytes; that is no {SPEC_FILE}")
+    return content
+
+
+def _read_actor(path: Path, spec: PolicySpec) -> nn.Module:
+    content = _read_bytes(path)
+    if hashlib.sha256(content).hexdigest() != spec.weights_sha256:
+        raise BundleError(
+            f"{path} is truncated or belongs to another bundle (its sha256 is not the one in "
+            f"{SPEC_FILE}); copy the bundle again"
+        )
+    try:
+        weights = safetensors.torch.load(content)
+        broken = _not_finite(weights)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise BundleError(
+            f"{path} is no safetensors file of a policy: {one_line(error)}; copy the bundle again"
+        ) from error
+    if broken is not None:
+        raise BundleError(f"{path}: weight {broken} holds NaN or infinite numbers")
+    own = {k.removeprefix(_ACTOR): v for k, v in weights.items() if k.startswith(_ACTOR)}
+    return _fit_actor(path, own, spec)
+
+
+def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> nn.Module:
+    """An actor of the described size with the given weights, both compared before any use."""
+    try:
+        with torch.device("meta"):  # shapes alone: a foreign size must not allocate memory
+            actor = build_actor(spec.model, spec.observation_space.size, spec.action_spec)
+    except RuntimeError as error:  # a size beyond what torch can count
+        raise BundleError(f"{path.parent} describes a net that cannot be built") from error
+    expected = {name: _layout(value) for name, value in actor.state_dict().items()}
+    found = {name: _layout(value) for name, value in weights.items()}
+    if expected != found:
+        name = min(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+        raise BundleError(
+            f"{path} does not fit {SPEC_FILE}: {_ACTOR}{name} is {found.get(name, 'missing')}, "
+            f"expected {expected.get(name, 'no such weight')}"
+        )
+    actor.load_state_dict(weights, assign=True)
+    return actor.requires_grad_(False).eval()
+
+
+def _layout(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+def _check_parity(policy: BundledPolicy, path: Path) -> None:
+    parity = policy.spec.parity
+    shape = (len(parity.observations), *policy.observation_shape)
+    observations = np.array(parity.observations, np.float32).reshape(shape)
+    answers = policy.act(observations, deterministic=True).dist_inputs
+    expected = np.array(parity.dist_inputs, np.float32)
+    # Absolute near zero, relative beyond: other CPUs round float32 sums in another order.
+    error = np.abs(answers - expected) / np.maximum(1.0, np.abs(expected))
+    if not (error <= PARITY_TOLERANCE).all():
+        raise BundleError(
+            f"{path} fails its parity check: recorded outputs differ by {error.max():.1e} "
+            f"(allowed {PARITY_TOLERANCE:.0e}); the bundle was edited, export the policy again"
+        )

@@ -1,0 +1,120 @@
+"""Pure inference: raw observations in, environment actions out. Torch and NumPy, no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from custom_models.heads import distribution
+from custom_models.spaces import ActionSpec, FloatArray
+from rl_service.errors import ObservationError
+from rl_service.normalization import ObservationNormalizer
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What a policy answers to a batch of B observations."""
+
+    env_actions: npt.NDArray[Any]
+    """What `env.step` takes: (B,) integers, or (B, *action_shape) within the bounds."""
+    actions: npt.NDArray[Any]
+    """The same in the policy's units: (B,) integers from 0, or (B, A), not clipped."""
+    log_prob: FloatArray
+    """(B,) log-probability (density) of `actions`."""
+    dist_inputs: FloatArray
+    """(B, num_dist_inputs) logits, or means beside log standard deviations."""
+
+
+class PolicyRunner:
+    """A trained actor with all that stands between it and an environment.
+
+    It keeps no state between calls, so one runner may serve many threads.
+
+    Args:
+        actor: maps observations (B, O) to `dist_inputs`; used as it is, not copied.
+        observation_shape: of one raw observation.
+        action_spec: the action space.
+        normalizer: the observation filter's statistics; None stands for no filter.
+    """
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        observation_shape: tuple[int, ...],
+        action_spec: ActionSpec,
+        normalizer: ObservationNormalizer | None,
+    ) -> None:
+        self.actor = actor
+        self.observation_shape = observation_shape
+        self.action_spec = action_spec
+        self.normalizer = normalizer
+        self._device = next(actor.parameters()).device
+
+    def act(
+        self,
+        observations: npt.ArrayLike,
+        *,
+        deterministic: bool,
+        generator: torch.Generator | None = None,
+    ) -> Actions:
+        """Chooses an action for each observation.
+
+        Args:
+            observations: (B, *observation_shape) raw numbers, as the environment gives them.
+            deterministic: Take the distribution's mode instead of a sample.
+            generator: Source of the samples; None is torch's global one.
+
+        Raises:
+            ObservationError: if the shape differs, the batch is empty, or a number is not finite.
+        """
+        inputs = torch.from_numpy(self._read(observations))  # (B, O)
+        with torch.inference_mode():
+            dist_inputs = self.actor(inputs.to(self._device)).cpu()  # (B, num_dist_inputs)
+            dist = distribution(self.action_spec, dist_inputs)
+            actions = dist.mode() if deterministic else dist.sample(generator)
+            log_prob = dist.log_prob(actions)  # (B,)
+        return Actions(
+            env_actions=self.action_spec.to_env(actions.numpy()),
+            actions=actions.numpy(),
+            log_prob=log_prob.numpy(),
+            dist_inputs=dist_inputs.numpy(),
+        )
+
+    def _read(self, observations: npt.ArrayLike) -> FloatArray:
+        """Checked, flattened and normalised observations (B, O)."""
+        obs = _as_float32(observations, self.observation_shape)
+        if obs.shape[1:] != self.observation_shape or not len(obs):
+            raise ObservationError(
+                f"observations have shape {obs.shape}; expected "
+                f"{_batch_shape(self.observation_shape)} with at least one row"
+            )
+        if not np.isfinite(obs).all():
+            raise ObservationError(
+                f"observations hold NaN or infinite numbers; expected finite float32 numbers of "
+                f"shape {_batch_shape(self.observation_shape)}"
+            )
+        flat = obs.reshape(len(obs), -1)
+        return flat if self.normalizer is None else self.normalizer(flat)
+
+
+def _as_float32(observations: npt.ArrayLike, shape: tuple[int, ...]) -> FloatArray:
+    """Float32 as training sees it; too large a number becomes infinite, and is refused later."""
+    try:
+        raw = np.asarray(observations)
+    except ValueError:  # rows of unequal length
+        raw = np.asarray(None)
+    if raw.dtype.kind not in "fiub" or raw.ndim == 0:
+        raise ObservationError(
+            f"observations are no array of numbers; expected shape {_batch_shape(shape)}"
+        )
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(raw, dtype=np.float32)
+
+
+def _batch_shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(['B', *map(str, shape)])})"
