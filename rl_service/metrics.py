@@ -1,7 +1,7 @@
 """Every key of `progress.jsonl` with its unit and meaning; the words that the trackers show.
 
-"Iteration" is one round of sampling and learning. Means over episodes are over those that ended
-in the iteration, and null where none did.
+"Iteration" is one round of sampling and learning. Figures over episodes are over the last 100
+that ended (RLlib's window), and null before the first.
 """
 
 from __future__ import annotations

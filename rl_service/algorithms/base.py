@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import ray
@@ -21,8 +22,15 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.state import read_state, write_state
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError, TrainingFailedError
+from rl_service.normalization import ObservationNormalizer
+from rl_service.rollout.filters import OBSERVATIONS, RunningFilter
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import VectorRolloutWorker
+logger = logging.getLogger(__name__)
+
+RESTART_DEADLINE_S = 180.0
+"""How long a run without any live worker waits for one."""
+
 
 class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     """Samples a batch of fixed size from whatever workers live, learns, and hands weights out."""
@@ -37,6 +45,11 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def get_default_policy_class(cls, config: Any) -> type[Policy]:
         return cls.policy_class
 
+    def _setup_logdir(self) -> None:
+        """Outside Tune, no folder under the user's home: the run has its own."""
+        if self._storage:
+            super()._setup_logdir()
+
     def setup(self, config: OnPolicyConfig) -> None:
         self._new_episodes: list[RolloutMetrics] = []
         super().setup(config)
@@ -50,6 +63,11 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def learner_policy(self) -> ActorCriticPolicy:
         policy: ActorCriticPolicy = self.get_policy()
         return policy
+
+    def observation_normalizer(self) -> ObservationNormalizer | None:
+        """The observation filter's statistics as they stand, None without a filter."""
+        observations = self.env_runner.filters.get(OBSERVATIONS)
+        return None if observations is None else observations.normalizer()
 
     @property
     def env_steps(self) -> int:
@@ -110,11 +128,13 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             local_env_runner=False,
             remote_worker_ids=[w for w, _ in busy],
         )
-        for _, filters, episodes in results:
-            self._new_episodes += episodes
-            for name, changed in filters.items():
+        for sampled in results:
+            if isinstance(sampled, str):
+                raise TrainingFailedError(sampled)
+            self._new_episodes += sampled.episodes
+            for name, changed in sampled.filters.items():
                 local.filters[name].apply_changes(changed)
-        return [batch for batch, _, _ in results]
+        return [sampled.batch for sampled in results]
 
     def _live_workers(self) -> list[int]:
         """Ids of healthy workers; waits for restarted ones if none is left.
@@ -123,7 +143,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             TrainingFailedError: if no worker comes back.
         """
         group = self.env_runner_group
-        deadline = time.monotonic() + self.config.env_runner_restore_timeout_s
+        deadline = time.monotonic() + RESTART_DEADLINE_S
         while not group.healthy_worker_ids():
             self.restore_env_runners(group)
             if group.healthy_worker_ids():
@@ -203,19 +223,35 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self.env_runner_group.foreach_env_runner(restore)
 
 
+class _Sampled(NamedTuple):
+    """What one worker brings home."""
+
+    batch: SampleBatch
+    filters: dict[str, RunningFilter]
+    """Statistics; their buffers hold what this worker has seen since the last request."""
+    episodes: list[RolloutMetrics]
+
+
 def _sample_request(
     num_vector_steps: int, broadcast: Any
-) -> Callable[[VectorRolloutWorker], tuple[SampleBatch, dict[str, Any], list[RolloutMetrics]]]:
-    """One round trip: brings weights and filters, samples, takes home what was seen."""
+) -> Callable[[VectorRolloutWorker], _Sampled | str]:
+    """One round trip: brings weights and filters, samples, takes home what was seen.
 
-    def request(
-        worker: VectorRolloutWorker,
-    ) -> tuple[SampleBatch, dict[str, Any], list[RolloutMetrics]]:
+    An exception comes home as a text: raised inside the actor it would make RLlib wait a minute
+    and replace the worker, to fail in the same way again.
+    """
+
+    def request(worker: VectorRolloutWorker) -> _Sampled | str:
         weights, filters = ray.get(broadcast)
         worker.policy_map[DEFAULT_POLICY_ID].set_weights(weights)
         worker.sync_filters(filters)
-        batch = worker.sample(num_vector_steps)
-        return batch, worker.get_filters(flush_after=True), worker.get_metrics()
+        try:
+            batch = worker.sample(num_vector_steps)
+        except Exception as error:
+            logger.exception("sampling failed")
+            kind = type(error).__name__
+            return f"rollout worker {worker.worker_index} failed in its environment: {kind}: {error}"
+        return _Sampled(batch, worker.get_filters(flush_after=True), worker.get_metrics())
 
     return request
 

@@ -72,6 +72,8 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     config.fault_tolerance(
         restart_failed_env_runners=True,
         delay_between_env_runner_restarts_s=0.0,
+        # A worker that is still starting is asked again after the next iteration.
+        env_runner_health_probe_timeout_s=1.0,
     )
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
     config.debugging(seed=settings.seed, log_level="WARN")

@@ -136,4 +136,4 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
                     lost,
                     self.worker_index,
                 )
-        torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
+        torch.set_rng_state(torch.from_numpy(state["torch_rng"].copy()))

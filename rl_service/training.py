@@ -1,0 +1,295 @@
+"""Trains a policy: iterations, evaluations, checkpoints, the best policy, the record of it all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.algorithms.registry import build_algorithm
+from rl_service.config.settings import Settings
+from rl_service.errors import CheckpointError
+from rl_service.evaluation import EvaluationResult, evaluate
+from rl_service.policies.bundle import load_bundle, write_bundle
+from rl_service.policies.runner import PolicyRunner
+from rl_service.ray_session import ray_session
+from rl_service.runs import Run, StopRequest
+from rl_service.runs.observer import TrainingObserver, TrainResult
+from rl_service.tracking import Tracker, build_trackers
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_SEED_OFFSET = 1_000_000
+"""Evaluations during training use other episodes than the final one, which picks nothing."""
+RETURN_WINDOW = 100
+"""Episodes that the training return is averaged over, as in RLlib."""
+_PROGRESS_FILE = "training_progress.json"
+
+
+def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainResult:
+    """Trains until a stop criterion is met or a signal asks to stop.
+
+    Goes on from the run's latest checkpoint if there is one.
+
+    Args:
+        settings: of the run; a resumed run may extend its stop criteria.
+        observer: told of every step.
+        run: the folder that receives everything.
+
+    Raises:
+        CheckpointError: if the run's checkpoints are damaged or do not fit the settings.
+        EnvError: if the environment cannot be made.
+        OutputError: if a file cannot be written; the last checkpoint stays whole.
+        TrainingFailedError: if training cannot go on.
+    """
+    checkpoint = run.checkpoints.latest()
+    with ray_session(settings.resources), StopRequest() as stop:
+        algorithm = build_algorithm(settings)
+        try:
+            training = _Training(settings, observer, run, algorithm)
+            if checkpoint is not None:
+                training.restore(checkpoint)
+            return training.run_to_end(stop)
+        finally:
+            algorithm.stop()
+
+
+@dataclass
+class _Progress:
+    """What a run remembers beside the algorithm's own state."""
+
+    best_return: float | None = None
+    time_total_s: float = 0.0
+    recent_returns: list[float] = field(default_factory=list)
+    recent_lengths: list[int] = field(default_factory=list)
+
+
+class _Training:
+    """One run, from its first or resumed iteration to its result."""
+
+    def __init__(
+        self, settings: Settings, observer: TrainingObserver, run: Run, algo: OnPolicyAlgorithm
+    ) -> None:
+        self.settings = settings
+        self.observer = observer
+        self.run = run
+        self.algo = algo
+        self.progress = _Progress()
+        self.started_at: int = 0
+        self.trackers: list[Tracker] = []
+        self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+        self._lengths: deque[int] = deque(maxlen=RETURN_WINDOW)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Goes on from a checkpoint; rows of `progress.jsonl` after it are dropped."""
+        self.algo.load_checkpoint(str(checkpoint))
+        try:
+            saved = json.loads((checkpoint / _PROGRESS_FILE).read_text(encoding="utf-8"))
+            self.progress = _Progress(**saved)
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{checkpoint / _PROGRESS_FILE} is missing or damaged; remove that checkpoint "
+                f"to resume from an earlier one"
+            ) from error
+        self._returns.extend(self.progress.recent_returns)
+        self._lengths.extend(self.progress.recent_lengths)
+        self.started_at = self.algo.iteration
+        self.run.rewind_progress(self.started_at)
+
+    def run_to_end(self, stop: StopRequest) -> TrainResult:
+        self.trackers = build_trackers(self.run, self.settings, self.observer.on_message)
+        self.observer.on_start(
+            self.settings, self.run.path, self._total_iterations(), self.started_at
+        )
+        status = "failed"
+        try:
+            self._iterate(stop)
+            status = "stopped" if stop.requested else "finished"
+            result = self._result(stop)
+        finally:
+            for tracker in self.trackers:
+                tracker.finish(status)  # type: ignore[arg-type]  # one of the three literals
+        self.observer.on_finish(result)
+        return result
+
+    def _total_iterations(self) -> int | None:
+        total = self.settings.total_env_steps
+        return None if total is None else -(-total // self.settings.algorithm.train_batch_size)
+
+    def _iterate(self, stop: StopRequest) -> None:
+        saved_at = self.started_at
+        interval = self.settings.tracking.checkpoint_interval
+        while not stop.requested and not self._is_done():
+            row = self._iteration()
+            evaluated = self._evaluate_if_due()
+            self.run.append_progress(row | evaluated)
+            for tracker in self.trackers:
+                tracker.log(row | evaluated, self.algo.env_steps)
+            if self.algo.iteration % interval == 0:
+                self._checkpoint()
+                saved_at = self.algo.iteration
+        if self.algo.iteration > saved_at or not self.run.checkpoints.latest():
+            self._checkpoint()
+
+    def _iteration(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        steps_before = self.algo.env_steps
+        learned: dict[str, float] = self.algo.train()["info"]["learner"]
+        elapsed = time.perf_counter() - started
+        self.progress.time_total_s += elapsed
+        steps = self.algo.env_steps
+        row = {
+            "training_iteration": self.algo.iteration,
+            "num_env_steps_sampled_lifetime": steps,
+            **self._episode_metrics(),
+            **learned,
+            "env_steps_per_s": (steps - steps_before) / elapsed,
+            "iteration_time_s": elapsed,
+            "time_total_s": self.progress.time_total_s,
+            "num_env_runners": self.algo.env_runner_group.num_healthy_remote_workers(),
+            "num_worker_restarts": self.algo.env_runner_group.num_remote_worker_restarts(),
+        }
+        self.observer.on_iteration(row)
+        return row
+
+    def _episode_metrics(self) -> dict[str, float | None]:
+        episodes = self.algo.pop_episodes()
+        self._returns.extend(episode.episode_reward for episode in episodes)
+        self._lengths.extend(episode.episode_length for episode in episodes)
+        returns = self._returns
+        return {
+            "num_episodes": len(episodes),
+            "episode_return_mean": float(np.mean(returns)) if returns else None,
+            "episode_return_min": min(returns) if returns else None,
+            "episode_return_max": max(returns) if returns else None,
+            "episode_len_mean": float(np.mean(self._lengths)) if returns else None,
+        }
+
+    def _is_done(self) -> bool:
+        stop = self.settings.stop
+        mean = float(np.mean(self._returns)) if len(self._returns) else -math.inf
+        return (
+            (stop.iterations is not None and self.algo.iteration >= stop.iterations)
+            or (stop.env_steps is not None and self.algo.env_steps >= stop.env_steps)
+            or (stop.time_s is not None and self.progress.time_total_s >= stop.time_s)
+            or (stop.episode_return_mean is not None and mean >= stop.episode_return_mean)
+        )
+
+    def _evaluate_if_due(self) -> dict[str, float]:
+        """Evaluates every n iterations and after the last; keeps the policy if it is the best."""
+        interval = self.settings.evaluation.interval
+        if interval == 0:
+            score = float(np.mean(self._returns)) if self._returns else -math.inf
+            self._keep_if_best(score, {"episode_return_mean": score}, source="training")
+            return {}
+        if self.algo.iteration % interval and not self._is_done():
+            return {}
+        result = evaluate(
+            self._runner(),
+            self.settings.env,
+            num_episodes=self.settings.evaluation.num_episodes,
+            seed=self.settings.seed + EVALUATION_SEED_OFFSET,
+        )
+        row = _evaluation_row(result)
+        self.observer.on_evaluation({"training_iteration": self.algo.iteration, **row})
+        self._keep_if_best(result.mean, _summary(result), source="evaluation")
+        return row
+
+    def _runner(self) -> PolicyRunner:
+        """The policy as it is now, outside RLlib."""
+        policy = self.algo.learner_policy
+        return PolicyRunner(
+            policy.net.actor,
+            policy.observation_space.shape,
+            policy.action_spec,
+            self.algo.observation_normalizer(),
+        )
+
+    def _keep_if_best(self, score: float, summary: Mapping[str, Any], source: str) -> None:
+        best = self.progress.best_return
+        if best is not None and score <= best and self.run.bundle_path.exists():
+            return
+        self.progress.best_return = score if math.isfinite(score) else None
+        policy = self.algo.learner_policy
+        write_bundle(
+            self.run.bundle_path,
+            net=policy.net,
+            observation_space=policy.observation_space,
+            action_space=policy.action_space,
+            env=self.settings.env,
+            normalizer=self.algo.observation_normalizer(),
+            value_mean=float(policy.value_stats.mean),
+            value_std=float(policy.value_stats.std),
+            evaluation={**summary, "chosen_by": source},
+            provenance={
+                "run_id": self.run.run_id,
+                "algorithm": self.settings.algorithm.name,
+                "seed": self.settings.seed,
+                "training_iteration": self.algo.iteration,
+                "env_steps": self.algo.env_steps,
+            },
+        )
+
+    def _checkpoint(self) -> None:
+        self.progress.recent_returns = list(self._returns)
+        self.progress.recent_lengths = list(self._lengths)
+
+        def write(folder: Path) -> None:
+            self.algo.save_checkpoint(str(folder))
+            text = json.dumps(asdict(self.progress))
+            (folder / _PROGRESS_FILE).write_text(text, encoding="utf-8")
+
+        self.run.checkpoints.save(self.algo.iteration, write)
+
+    def _result(self, stop: StopRequest) -> TrainResult:
+        """Plays the best policy's final episodes, unless the run was asked to stop."""
+        has_policy = self.run.bundle_path.exists()
+        final: EvaluationResult | None = None
+        if has_policy and not stop.requested:
+            final = evaluate(
+                load_bundle(self.run.bundle_path),
+                self.settings.env,
+                num_episodes=self.settings.evaluation.final_num_episodes,
+                seed=self.settings.seed,
+            )
+        seconds = self.progress.time_total_s
+        return TrainResult(
+            env=self.settings.env.id,
+            algo=self.settings.algorithm.name,
+            model=self.settings.model.name,
+            seed=self.settings.seed,
+            episodes=0 if final is None else len(final.returns),
+            episode_return_mean=None if final is None else final.mean,
+            episode_return_std=None if final is None else final.std,
+            env_steps=self.algo.env_steps,
+            env_steps_per_s=self.algo.env_steps / seconds if seconds else 0.0,
+            iterations=self.algo.iteration,
+            policy=str(self.run.bundle_path) if has_policy else None,
+            run=str(self.run.path),
+            status="stopped" if stop.requested else "finished",
+        )
+
+
+def _evaluation_row(result: EvaluationResult) -> dict[str, float]:
+    return {
+        "evaluation/episode_return_mean": result.mean,
+        "evaluation/episode_return_std": result.std,
+        "evaluation/episode_len_mean": float(result.lengths.mean()),
+    }
+
+
+def _summary(result: EvaluationResult) -> dict[str, Any]:
+    return {
+        "episode_return_mean": result.mean,
+        "episode_return_std": result.std,
+        "num_episodes": len(result.returns),
+    }
