@@ -1,22 +1,75 @@
-"""What every test shares: one thread, no display, no network services, a folder of its own."""
+"""What every test shares: one thread, no display, no network services, policies to load."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 # Set before torch, pygame or mujoco is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ["WANDB_MODE"] = "offline"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+import numpy as np
 import pytest
+import torch
+
+from custom_models.configs import MLPConfig, ModelConfig
+from custom_models.nets import ActorCritic, build_actor_critic
+from custom_models.spaces import ActionSpec
+from rl_service.config.settings import EnvSettings
+from rl_service.envs import env_spaces
+from rl_service.normalization import ObservationNormalizer
+from rl_service.policies import write_bundle
+
+WriteTestBundle = Callable[..., ActorCritic]
 
 
 @pytest.fixture
-def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in an empty folder, where `runs/` and `checkpoints/` would go."""
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path
+
+
+@pytest.fixture
+def write_test_bundle() -> WriteTestBundle:
+    """Writes the bundle of an untrained net and returns that net."""
+
+    def write(
+        path: Path,
+        env_id: str = "CartPole-v1",
+        *,
+        model: ModelConfig | None = None,
+        filtered: bool = False,
+        max_episode_steps: int | None = None,
+        seed: int = 0,
+    ) -> ActorCritic:
+        env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps)
+        observation_space, action_space = env_spaces(env)
+        size = observation_space.shape[0]
+        torch.manual_seed(seed)
+        spec = ActionSpec.from_space(action_space)
+        net = build_actor_critic(model or MLPConfig(), size, spec)
+        write_bundle(
+            path,
+            net=net,
+            observation_space=observation_space,
+            action_space=action_space,
+            env=env,
+            normalizer=(
+                ObservationNormalizer(np.linspace(-1.0, 1.0, size), np.linspace(0.5, 2.0, size))
+                if filtered
+                else None
+            ),
+            value_mean=1.5,
+            value_std=2.0,
+            evaluation={"episode_return_mean": 9.5},
+            provenance={"run": "test"},
+        )
+        return net
+
+    return write

@@ -73,7 +73,7 @@ class PolicyRunner:
             ObservationError: if the shape differs, the batch is empty, or a number is not finite.
         """
         inputs = torch.from_numpy(self._read(observations))  # (B, O)
-        with torch.inference_mode():
+        with torch.no_grad():
             dist_inputs = self.actor(inputs.to(self._device)).cpu()  # (B, num_dist_inputs)
             dist = distribution(self.action_spec, dist_inputs)
             actions = dist.mode() if deterministic else dist.sample(generator)

@@ -1,0 +1,136 @@
+"""Bundles: what is written is what is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import JsonValue
+
+from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.nets import build_actor_critic
+from custom_models.spaces import ActionSpec
+from rl_service.config.settings import EnvSettings
+from rl_service.envs import env_spaces
+from rl_service.errors import BundleError, OutputError
+from rl_service.policies import load_bundle, write_bundle
+from tests.conftest import WriteTestBundle
+
+MODELS = [MLPConfig(), GPT2CriticConfig(), MLPConfig(hidden_sizes=(), log_std="state")]
+
+
+def observations(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(100, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("env_id", ["LunarLander-v3", "BipedalWalker-v3", "Pendulum-v1"])
+@pytest.mark.parametrize("model", MODELS, ids=["mlp", "gpt2_critic", "linear"])
+def test_a_loaded_policy_is_the_one_that_was_written(
+    tmp_path: Path, write_test_bundle: WriteTestBundle, env_id: str, model: ModelConfig
+) -> None:
+    net = write_test_bundle(tmp_path / "b", env_id, model=model)
+    policy = load_bundle(tmp_path / "b")
+    obs = observations(policy.observation_shape)
+    with torch.no_grad():
+        expected = net.actor(torch.from_numpy(obs)).numpy()
+    answers = policy.act(obs, deterministic=True).dist_inputs
+    assert np.abs(answers - expected).max() <= 1e-6
+
+
+def test_the_observation_filter_travels_with_the_policy(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    net = write_test_bundle(tmp_path / "b", "Pendulum-v1", filtered=True)
+    policy = load_bundle(tmp_path / "b")
+    obs = observations((3,))
+    filtered = (obs - np.array([-1.0, 0.0, 1.0])) / np.array([0.5, 1.25, 2.0])
+    with torch.no_grad():
+        expected = net.actor(torch.from_numpy(filtered.astype(np.float32))).numpy()
+    assert policy.act(obs, deterministic=True).dist_inputs == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_files_are_json_safetensors_and_a_card(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "b", max_episode_steps=77)
+    assert sorted(os.listdir(tmp_path / "b")) == ["card.md", "policy.json", "policy.safetensors"]
+    spec = json.loads((tmp_path / "b" / "policy.json").read_text())
+    assert spec["format_version"] == 1
+    assert spec["env"]["max_episode_steps"] == 77
+    assert spec["action_space"] == {"type": "Discrete", "n": 2, "start": 0}
+    assert spec["action_mapping"] == "offset"
+    assert spec["observation_filter"] is None
+    assert (spec["value_mean"], spec["value_std"]) == (1.5, 2.0)
+    assert spec["evaluation"] == {"episode_return_mean": 9.5}
+    assert len(spec["parity"]["observations"]) == 8
+    card = (tmp_path / "b" / "card.md").read_text()
+    assert card.startswith("# mlp on CartPole-v1\n")
+    assert "| episode_return_mean | 9.5 |" in card
+
+
+def test_the_spec_of_a_loaded_policy_gives_back_the_spaces(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "b", "BipedalWalker-v3", model=GPT2CriticConfig(context_length=9))
+    spec = load_bundle(tmp_path / "b").spec
+    observation_space, action_space = env_spaces(EnvSettings(id="BipedalWalker-v3"))
+    assert spec.observation_space.to_space() == observation_space
+    assert spec.action_space.to_space() == action_space
+    assert spec.context_length == 9
+    assert spec.provenance == {"run": "test"}
+
+
+def test_a_second_bundle_replaces_the_first(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "b", "Pendulum-v1", seed=1)
+    write_test_bundle(tmp_path / "b", "CartPole-v1", seed=2)
+    assert load_bundle(tmp_path / "b").spec.env.id == "CartPole-v1"
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def write_broken(
+    path: Path, weight: float = 0.0, evaluation: dict[str, JsonValue] | None = None
+) -> None:
+    env = EnvSettings(id="CartPole-v1")
+    observation_space, action_space = env_spaces(env)
+    net = build_actor_critic(MLPConfig(), 4, ActionSpec.from_space(action_space))
+    with torch.no_grad():
+        next(net.critic.parameters()).view(-1)[0] = weight
+    write_bundle(
+        path,
+        net=net,
+        observation_space=observation_space,
+        action_space=action_space,
+        env=env,
+        normalizer=None,
+        value_mean=0.0,
+        value_std=1.0,
+        evaluation=evaluation or {},
+        provenance={},
+    )
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_a_net_that_is_not_finite_is_never_written(tmp_path: Path, weight: float) -> None:
+    with pytest.raises(BundleError, match=r"weight critic\..* holds NaN or infinite"):
+        write_broken(tmp_path / "b", weight)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_score_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"evaluation\.mean.*finite number"):
+        write_broken(tmp_path / "b", evaluation={"mean": math.nan})
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError) as raised:
+        write_broken(tmp_path / "file" / "b")
+    assert "\n" not in str(raised.value)

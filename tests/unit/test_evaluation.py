@@ -1,0 +1,130 @@
+"""Evaluation: known returns, the seed protocol, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rl_service.config.settings import EnvSettings
+from rl_service.envs import make_env
+from rl_service.errors import EnvError, SettingsError
+from rl_service.evaluation import NUM_PARALLEL_ENVS, EvaluationResult, evaluate
+from rl_service.policies import BundledPolicy, load_bundle
+from tests.conftest import WriteTestBundle
+
+COUNTDOWN = EnvSettings(id=f"{__name__}:Countdown")
+
+
+class Countdown(gym.Env[Any, Any]):
+    """Lasts 1 + (seed modulo 7) steps; step t pays t, starting from 1."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert seed is not None, "every episode has a seed of its own"
+        self.left, self.time = 1 + seed % 7, 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        self.time += 1
+        return np.zeros(4, np.float32), float(self.time), self.left == 0, False, {}
+
+
+@pytest.fixture
+def cartpole(tmp_path: Path, write_test_bundle: WriteTestBundle) -> BundledPolicy:
+    write_test_bundle(tmp_path / "cartpole", "CartPole-v1")
+    return load_bundle(tmp_path / "cartpole")
+
+
+def test_returns_and_lengths_come_in_the_order_of_the_seeds(cartpole: BundledPolicy) -> None:
+    num_episodes = 3 * NUM_PARALLEL_ENVS + 1  # episodes of unequal length change places in the envs
+    result = evaluate(cartpole, COUNTDOWN, num_episodes=num_episodes, seed=5)
+    lengths = [1 + (5 + i) % 7 for i in range(num_episodes)]
+    assert result.lengths.tolist() == lengths
+    assert result.returns.tolist() == [n * (n + 1) / 2 for n in lengths]
+
+
+def test_episode_i_equals_an_episode_played_alone_from_seed_plus_i(
+    cartpole: BundledPolicy,
+) -> None:
+    env = make_env(EnvSettings(id="CartPole-v1"))
+    expected = []
+    for i in range(20):
+        obs, _ = env.reset(seed=100 + i)
+        length, over = 0, False
+        while not over:
+            action = cartpole.act(obs[None], deterministic=True).env_actions[0]
+            obs, _, terminated, truncated, _ = env.step(action)
+            length, over = length + 1, terminated or truncated
+        expected.append(length)
+    env.close()
+    result = evaluate(cartpole, EnvSettings(id="CartPole-v1"), num_episodes=20, seed=100)
+    assert result.lengths.tolist() == expected
+    assert result.returns.tolist() == expected
+
+
+def test_the_time_limit_of_the_settings_ends_an_episode(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "b", "Pendulum-v1", max_episode_steps=13)
+    policy = load_bundle(tmp_path / "b")
+    result = evaluate(policy, policy.spec.env, num_episodes=2, seed=0)
+    assert result.lengths.tolist() == [13, 13]
+
+
+def test_a_stochastic_evaluation_is_reproducible_and_differs_from_the_deterministic(
+    cartpole: BundledPolicy,
+) -> None:
+    def returns(**options: bool) -> list[float]:
+        env = EnvSettings(id="CartPole-v1")
+        return evaluate(cartpole, env, num_episodes=8, seed=1, **options).returns.tolist()
+
+    assert returns(deterministic=False) == returns(deterministic=False)
+    assert returns(deterministic=False) != returns()
+
+
+def test_statistics_of_known_returns() -> None:
+    result = EvaluationResult(np.array([1.0, 2.0, 3.0, 6.0]), np.array([1, 1, 1, 1]))
+    assert (result.mean, result.min, result.max) == (3.0, 1.0, 6.0)
+    assert result.std == pytest.approx(3.5**0.5)
+    assert result.running_mean(2).tolist() == [1.0, 1.5, 2.5, 4.5]
+    assert result.running_mean(50).tolist() == [1.0, 1.5, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("num_episodes", "seed"), [(0, 0), (-1, 0), (1, -1)])
+def test_no_episodes_or_a_negative_seed_is_refused(
+    cartpole: BundledPolicy, num_episodes: int, seed: int
+) -> None:
+    with pytest.raises(SettingsError, match="at least 1 episode and a seed from 0"):
+        evaluate(cartpole, COUNTDOWN, num_episodes=num_episodes, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "problem"),
+    [
+        ("Pendulum-v1", r"observations of shape \(3,\) but the policy reads \(4,\)"),
+        (f"{__name__}:ThreeActions", r"has actions Discrete\(3\) but the policy has 2 discrete"),
+        ("CartPole-v7", "CartPole-v7 is unknown"),
+    ],
+)
+def test_an_environment_that_does_not_fit_the_policy_is_refused(
+    cartpole: BundledPolicy, env_id: str, problem: str
+) -> None:
+    with pytest.raises(EnvError, match=problem):
+        evaluate(cartpole, EnvSettings(id=env_id), num_episodes=1, seed=0)
+
+
+class ThreeActions(Countdown):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gym.spaces.Discrete(3)
