@@ -1,0 +1,81 @@
+"""The command line's verbs, and how its errors reach the user: one line, and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from rl_service.cli.doctor import doctor
+from rl_service.cli.evaluate import evaluate
+from rl_service.cli.train import train
+from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def _with_dashes(name: str) -> str:
+    """Lets the paper's `--num_epochs` mean `--num-epochs`."""
+    return name.replace("_", "-")
+
+
+app = typer.Typer(
+    name="rl-service",
+    help="Train transformer policies with RLlib across rollout workers, and evaluate them.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"token_normalize_func": _with_dashes, "help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command()(evaluate)
+app.command()(doctor)
+
+
+@app.callback(invoke_without_command=True)
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: without the program's name; None takes those of the process.
+
+    Returns:
+        The exit status: 0, 1 if a run failed, 2 for bad input, 130 after Ctrl-C.
+    """
+    _make_current_folder_importable()
+    try:
+        return int(app(args=arguments, prog_name="rl-service", standalone_mode=False) or 0)
+    except SettingsError as error:
+        return _report(error.problems, EXIT_BAD_INPUT)
+    except RLServiceError as error:
+        return _report([str(error)], EXIT_BAD_INPUT)
+    except typer.TyperException as error:
+        return _report([_usage(error)], EXIT_BAD_INPUT)
+    except TrainingFailedError as error:
+        return _report([str(error)], EXIT_FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+
+
+def _report(problems: list[str], status: int) -> int:
+    for problem in problems:
+        typer.echo(f"error: {' '.join(problem.split())}", err=True)
+    return status
+
+
+def _usage(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "rl-service"
+    return f"{error.format_message().rstrip('.')}; see {command} --help"
+
+
+def _make_current_folder_importable() -> None:
+    """Lets `--env my_module:MyEnv` find a module of the user, as `python -m` would."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())

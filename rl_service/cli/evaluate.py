@@ -1,0 +1,110 @@
+"""`rl-service evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_service.errors import BundleError, SettingsError
+
+if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
+    from rl_service.evaluation import EvaluationResult
+    from rl_service.policies import BundledPolicy
+
+_POLICY_HELP = "Folder of a policy bundle, such as checkpoints/gpt2_critic/LunarLander-v3/1a2b3c."
+
+
+def evaluate(
+    policy: Annotated[Path | None, typer.Argument(help=_POLICY_HELP)] = None,
+    file_path: Annotated[
+        Path | None, typer.Option("--file-path", "-f", help="The same as POLICY.")
+    ] = None,
+    num_episodes: Annotated[
+        int, typer.Option("--num-episodes", "-ne", help="Episodes to play.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(help="Episode i starts from seed + i.")] = 123,
+    running_rew_len: Annotated[
+        int, typer.Option("--running-rew-len", help="Episodes in the running mean of returns.")
+    ] = 50,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE.mp4", help="Write a video of the first episode.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Play episodes with a trained policy, always its most likely action."""
+    folder = _one_policy(policy, file_path)
+    _check_counts(num_episodes, seed, running_rew_len)
+    from rl_service.evaluation import evaluate as play
+    from rl_service.policies import load_bundle
+
+    runner = load_bundle(folder)
+    result = play(runner, runner.spec.env, num_episodes=num_episodes, seed=seed, video=video)
+    _print_table(result, seed, running_rew_len)
+    if video is not None:
+        typer.echo(f"video: {video}")
+    if as_json:
+        typer.echo(json.dumps(_summary(runner, result, seed, folder)))
+
+
+def _one_policy(policy: Path | None, file_path: Path | None) -> Path:
+    folder = policy or file_path
+    if folder is None or (policy and file_path):
+        raise SettingsError("give one policy bundle: rl-service evaluate FOLDER")
+    if not folder.exists():  # said before torch is loaded, which takes seconds
+        raise BundleError(f"policy {folder} does not exist; give the folder of a policy bundle")
+    return folder
+
+
+def _check_counts(num_episodes: int, seed: int, running_rew_len: int) -> None:
+    lowest = {"--num-episodes": 1, "--seed": 0, "--running-rew-len": 1}
+    values = (num_episodes, seed, running_rew_len)
+    problems = [
+        f"{flag}={value} is too small; give at least {least}"
+        for (flag, least), value in zip(lowest.items(), values, strict=True)
+        if value < least
+    ]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _print_table(result: EvaluationResult, seed: int, running_rew_len: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption=_statistics(result), caption_justify="left")
+    headings = ("episode", "seed", "return", "length", f"mean of last {running_rew_len}")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    running = result.running_mean(running_rew_len)
+    for i, (episode_return, length) in enumerate(zip(result.returns, result.lengths, strict=True)):
+        row = (i, seed + i, f"{episode_return:.2f}", length, f"{running[i]:.2f}")
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
+def _statistics(result: EvaluationResult) -> str:
+    return (
+        f"{len(result.returns)} episodes: return {result.mean:.2f} ± {result.std:.2f}, "
+        f"min {result.min:.2f}, max {result.max:.2f}"
+    )
+
+
+def _summary(
+    runner: BundledPolicy, result: EvaluationResult, seed: int, folder: Path
+) -> dict[str, Any]:
+    spec = runner.spec
+    return {
+        "env": spec.env.id,
+        "algo": spec.provenance.get("algorithm"),
+        "model": spec.model.name,
+        "seed": seed,
+        "episodes": len(result.returns),
+        "episode_return_mean": result.mean,
+        "episode_return_std": result.std,
+        "policy": str(folder),
+    }

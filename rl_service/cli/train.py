@@ -1,0 +1,179 @@
+"""`rl-service train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_service.errors import SettingsError, TrainingFailedError
+
+if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
+    from rl_service.config import LoadedSettings
+    from rl_service.config.settings import Settings
+    from rl_service.runs import Run, TrainResult
+
+
+def train(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "--model-name",
+            "-m",
+            help="mlp or gpt2_critic; the paper's ppo_ex (PPO) and ppo_gpt (GPT2PPO) take its "
+            "Table I.",
+        ),
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="ppo.")] = None,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", "-e", help="A gymnasium id, or module:Class."),
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option("--iterations", "--num-epochs", "-ne", help="Iterations of the run."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with settings, or the name of a shipped one: quickstart."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="GROUP.KEY=VALUE", help="One setting; repeatable."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a run: its folder, or its id under runs/."),
+    ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option("--output-dir", "-o", help="Folder for runs/ and checkpoints/."),
+    ] = None,
+    evaluation_interval: Annotated[
+        int | None,
+        typer.Option(
+            "--val-check-interval",
+            "--al-check-interval",
+            help="Iterations between evaluations.",
+        ),
+    ] = None,
+    wandb_project: Annotated[
+        str | None, typer.Option(help="Track the run in this Weights & Biases project.")
+    ] = None,
+    wandb_entity: Annotated[str | None, typer.Option(help="Weights & Biases entity.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Train a policy. Underscores in flags work too (--num_epochs)."""
+    flags = {
+        "stop.iterations": iterations,
+        "seed": seed,
+        "tracking.output_dir": output_dir,
+        "evaluation.interval": evaluation_interval,
+        "tracking.wandb_project": wandb_project,
+        "tracking.wandb_entity": wandb_entity,
+    }
+    names = {"model": model, "algorithm": algorithm, "env": env}
+    if resume is not None:
+        _refuse_beside_resume({**names, **flags, "config": config, "set": overrides})
+        run, settings, notes = *_resumed(resume, iterations), []
+    else:
+        loaded = _load(config, names, flags, overrides or [])
+        run, settings, notes = _created(loaded.settings), loaded.settings, loaded.notes
+    result = _run(settings, run, notes)
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+    if result.status == "stopped":
+        raise typer.Exit(130)
+
+
+def _load(
+    config: Path | None,
+    names: dict[str, str | None],
+    flags: dict[str, Any],
+    overrides: list[str],
+) -> LoadedSettings:
+    from rl_service.config import load_settings
+
+    try:
+        loaded = load_settings(config=config, **names, flags=flags, overrides=overrides)
+    except SettingsError as error:
+        raise SettingsError([*error.problems, *_env_problems(names["env"])]) from error
+    _check(loaded.settings)
+    return loaded
+
+
+def _env_problems(env: str | None) -> list[str]:
+    """What is wrong with `--env`, to be told together with what is wrong elsewhere."""
+    if not env:
+        return []
+    from rl_service.checks import check_env
+    from rl_service.config.settings import EnvSettings
+
+    return check_env(EnvSettings(id=env))
+
+
+def _check(settings: Settings) -> None:
+    from rl_service.checks import check_settings
+
+    problems = check_settings(settings)
+    if problems:
+        raise SettingsError(problems)
+
+
+def _created(settings: Settings) -> Run:
+    from rl_service.runs import Run
+
+    return Run.create(settings, command=sys.argv)
+
+
+def _refuse_beside_resume(given: dict[str, Any]) -> None:
+    """A resumed run keeps its settings; only its length may be another."""
+    surplus = [
+        name for name, value in given.items() if value is not None and name != "stop.iterations"
+    ]
+    if surplus:
+        raise SettingsError(
+            f"--resume takes its settings from the run, so {', '.join(surplus)} cannot be given; "
+            f"leave it out, or start a new run without --resume"
+        )
+
+
+def _resumed(resume: str, iterations: int | None) -> tuple[Run, Settings]:
+    from rl_service.runs import Run
+
+    run = Run.open(resume)
+    settings = run.settings if iterations is None else _with_length(run.settings, iterations)
+    _check(settings)
+    return run, settings
+
+
+def _with_length(settings: Settings, iterations: int) -> Settings:
+    if iterations < 1:
+        raise SettingsError(f"stop.iterations={iterations} (from a flag): must be greater than 0")
+    stop = settings.stop.model_copy(update={"iterations": iterations, "env_steps": None})
+    return settings.model_copy(update={"stop": stop})
+
+
+def _run(settings: Settings, run: Run, notes: list[str]) -> TrainResult:
+    """Trains with the console to ourselves; what the libraries say goes to the run's log."""
+    from rl_service.runs import captured_output
+
+    with captured_output(run.log_path) as (out, _):
+        from rl_service.cli.progress import PlainProgress, RichProgress
+        from rl_service.training import train as run_training
+
+        with RichProgress(out) if out.isatty() else PlainProgress(out) as observer:
+            for note in notes:
+                observer.on_message(note)
+            try:
+                return run_training(settings, observer=observer, run=run)
+            except TrainingFailedError as error:
+                raise TrainingFailedError(f"{error}; details are in {run.log_path}") from error
