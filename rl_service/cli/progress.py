@@ -259,8 +259,11 @@ def _origin(run_path: Path, start_iteration: int) -> str:
 
 
 def _iteration(row: Mapping[str, Any], total_iterations: int | None) -> str:
-    done = row.get("training_iteration", 0)
-    return f"{done:,}" if total_iterations is None else f"{done:,}/{total_iterations:,}"
+    done = f"{row.get('training_iteration', 0):,}"
+    if total_iterations is None:
+        return done
+    total = f"{total_iterations:,}"
+    return f"{done:>{len(total)}}/{total}"
 
 
 def _known(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:

@@ -9,7 +9,6 @@ Names that start with a dot are never read; those that a killed run left go with
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
@@ -17,7 +16,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from rl_service.errors import CheckpointError
 from rl_service.runs.files import output_errors, sha256_of, sync_to_disk
@@ -27,6 +27,17 @@ _MANIFEST = "manifest.json"
 _NAME = re.compile(r"iteration_\d+(_\d+)?")
 
 logger = logging.getLogger(__name__)
+
+
+class _File(BaseModel):
+    size_bytes: int
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    format_version: int
+    iteration: int
+    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: naming the first file that is missing, truncated or changed.
         """
-        for name, expected in _read_manifest(path)["files"].items():
+        for name, expected in _read_manifest(path).files.items():
             problem = _file_problem(path / name, expected)
             if problem:
                 raise CheckpointError(
@@ -137,40 +148,41 @@ def _order(path: Path) -> tuple[int, int]:
 def _seal(folder: Path, iteration: int) -> None:
     """Writes the manifest and waits until all is on the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "iteration": iteration,
-        "files": {
-            str(p.relative_to(folder)): {"size_bytes": p.stat().st_size, "sha256": sha256_of(p)}
-            for p in files
+    manifest = _Manifest(
+        format_version=FORMAT_VERSION,
+        iteration=iteration,
+        files={
+            str(path.relative_to(folder)): _File(
+                size_bytes=path.stat().st_size, sha256=sha256_of(path)
+            )
+            for path in files
         },
-    }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    )
+    (folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
     for path in [*files, folder / _MANIFEST, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         sync_to_disk(path)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> _Manifest:
     try:
-        manifest = dict(json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
-        version = manifest["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = _Manifest.model_validate_json((path / _MANIFEST).read_bytes())
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} is no whole checkpoint: its {_MANIFEST} is missing or unreadable; "
             f"remove that folder to go on from an earlier one"
         ) from error
-    if version != FORMAT_VERSION:
+    if manifest.format_version != FORMAT_VERSION:
         raise CheckpointError(
-            f"checkpoint {path} has format version {version} and this release reads "
-            f"{FORMAT_VERSION}; use the release that wrote it"
+            f"checkpoint {path} has format version {manifest.format_version} "
+            f"and this release reads {FORMAT_VERSION}; use the release that wrote it"
         )
     return manifest
 
 
-def _file_problem(path: Path, expected: dict[str, Any]) -> str | None:
+def _file_problem(path: Path, expected: _File) -> str | None:
     if not path.is_file():
         return "is missing"
     size_bytes = path.stat().st_size
-    if size_bytes != expected["size_bytes"]:
-        return f"has {size_bytes} bytes instead of {expected['size_bytes']}"
-    return None if sha256_of(path) == expected["sha256"] else "has changed (its checksum differs)"
+    if size_bytes != expected.size_bytes:
+        return f"has {size_bytes} bytes instead of {expected.size_bytes}"
+    return None if sha256_of(path) == expected.sha256 else "has changed (its checksum differs)"
