@@ -13,7 +13,12 @@ PACKAGES = ("rl_service", "custom_models", "tune_configs")
 ORDER = [
     # The nets. Plain torch down to `nets`; only the two files after it know RLlib.
     ["custom_models.configs", "custom_models.spaces"],
-    ["custom_models.critic", "custom_models.transformer", "custom_models.heads"],
+    [
+        "custom_models.critic",
+        "custom_models.dropout",
+        "custom_models.transformer",
+        "custom_models.heads",
+    ],
     ["custom_models.mlp", "custom_models.gpt2_critic"],
     ["custom_models.nets"],
     ["custom_models.rllib_models"],

@@ -1,0 +1,37 @@
+"""What the README tells a reader to type or open is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rl_service.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_linked_file_exists() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {name for line in re.findall(r"(?m)(?<![\w-])make ([a-z ]+)", README)
+               for name in line.split()} - {"and"}  # fmt: skip
+    assert {"train", "test", "lint", "type", "learn", "bench"} <= targets
+    assert {name for name in targets if f"\n{name}:" not in makefile} == set()
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "doctor"])
+def test_every_command_is_shown_and_has_the_flags_that_are_shown(verb: str) -> None:
+    lines = re.findall(rf"rl-service {verb}[^`\n]*", README)
+    assert lines
+    shown = {flag for line in lines for flag in re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)}
+    known = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output
+    assert {flag for flag in shown if flag not in known} == set()
