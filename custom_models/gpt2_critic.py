@@ -15,7 +15,7 @@ from custom_models.configs import GPT2CriticConfig
 from custom_models.critic import Chunks
 from custom_models.heads import orthogonal_linear
 from custom_models.spaces import ActionSpec
-from custom_models.transformer import GPT2Trunk, attention_mask, load_gpt2
+from custom_models.transformer import GPT2Trunk, load_gpt2
 
 
 class GPT2Critic(nn.Module):
@@ -74,10 +74,7 @@ class GPT2Critic(nn.Module):
 
     def _values(self, tokens: Tensor, segment_ids: Tensor, num_values: int) -> Tensor:
         """One pass over (B, T) steps; values (B, num_values) at the last state tokens."""
-        num_steps = tokens.shape[1]
-        mask = attention_mask(segment_ids, self.context_length)  # (B, 1, 2T, 2T)
-        steps = torch.arange(num_steps - num_values, num_steps, device=tokens.device)
-        hidden = self.trunk(tokens.flatten(1, 2), mask, 2 * steps)  # (B, num_values, C)
+        hidden = self.trunk(tokens, segment_ids, self.context_length, num_values)
         values: Tensor = self.value_head(hidden).squeeze(-1)
         return values  # (B, num_values)
 

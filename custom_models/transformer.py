@@ -1,14 +1,19 @@
-"""A GPT-2 trunk over token embeddings, with the masks of trajectory chunks.
+"""A GPT-2 trunk over the tokens of trajectory steps, with attention that looks back K steps.
 
 The blocks and their parameters are those of Hugging Face's `GPT2Model`, so pretrained weights
-load as they are; the pass over them is written out here for three gains: any mask with the
-fused attention kernel, a last layer that computes only the rows that are asked for, and no
-positional or vocabulary embedding to carry along.
+load as they are; the pass over them is written out here for what the general one cannot do:
+
+- attention in blocks of steps, whose cost grows linearly with the sequence;
+- a last layer that computes only the rows whose value is asked for;
+- dropout from 16-bit random numbers: torch's own makes the pass several times slower on a CPU.
+
+A step is two tokens, its state and its action.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,34 +21,60 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2Model
 
 from custom_models.configs import GPT2CriticConfig
+from custom_models.critic import PADDING_SEGMENT
+from custom_models.dropout import dropout
+
+BLOCK_STEPS = 32
+"""Steps whose queries share one window of keys. Smaller blocks waste less on keys out of
+reach, larger ones make fewer and better filled matrix products; 16 to 64 measure alike."""
 
 _TANH_GELUS = {"gelu_new", "gelu_pytorch_tanh"}
+_NOT_VISIBLE = -1e9
 
 
-def attention_mask(segment_ids: Tensor, context_length: int) -> Tensor:
+class BlockMask(NamedTuple):
+    """Which keys each block of queries may see."""
+
+    scores: Tensor
+    """(B, 1, N, 2b, 2w) to add to the attention scores; N blocks of b steps, windows of w."""
+    block_steps: int
+    """b"""
+    window_steps: int
+    """w >= b: the window of a block ends with the block."""
+
+
+def block_mask(segment_ids: Tensor, context_length: int) -> BlockMask:
     """Who may look at whom among the tokens (state, action) of each step.
 
     A token of step i sees the tokens of steps i-K+1 … i of its own segment, up to and
-    including itself: the state token of step i does not see the action of step i.
+    including itself: the state token of step i does not see the action of step i. Padding sees
+    itself alone, so that no row is empty.
 
     Args:
-        segment_ids: (B, T) episode of each step; padding sees only itself.
+        segment_ids: (B, T) episode of each step; T is a whole number of blocks.
         context_length: K, in steps.
-
-    Returns:
-        (B, 1, 2T, 2T) booleans, query rows by key columns; every row sees at least itself.
     """
-    num_steps = segment_ids.shape[1]
-    steps = torch.arange(num_steps, device=segment_ids.device)
-    age = steps[:, None] - steps[None, :]  # (T, T) how far back a key lies
-    band = (age >= 0) & (age < context_length)  # (T, T)
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]  # (B, T, T)
-    real = (segment_ids >= 0)[:, :, None] | torch.eye(
-        num_steps, dtype=torch.bool, device=segment_ids.device
-    )
-    visible = band & same & real  # (B, T, T)
-    tokens = visible.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)  # (B, 2T, 2T)
-    return tokens.tril().unsqueeze(1)  # (B, 1, 2T, 2T)
+    num_steps, device = segment_ids.shape[1], segment_ids.device
+    block = _block_steps(num_steps, context_length)
+    reach = min(context_length - 1, num_steps - block)  # steps of a window before its block
+    window = block + reach
+    keys = F.pad(segment_ids, (reach, 0), value=PADDING_SEGMENT).unfold(1, window, block)
+    queries = segment_ids.unflatten(1, (-1, block))  # (B, N, b); keys: (B, N, w)
+    age = torch.arange(block, device=device)[:, None] + reach
+    age = age - torch.arange(window, device=device)  # (b, w) steps between query and key
+    same = (queries[..., :, None] == keys[..., None, :]) & (queries >= 0)[..., None]
+    steps = (same & (age >= 0) & (age < context_length)) | (age == 0)  # (B, N, b, w)
+    tokens = steps.repeat_interleave(2, -2).repeat_interleave(2, -1)  # (B, N, 2b, 2w)
+    own_action = torch.zeros_like(tokens[0, 0])
+    own_action[0::2, 1::2] = age == 0
+    hidden = ~(tokens & ~own_action)
+    scores = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, _NOT_VISIBLE)
+    return BlockMask(scores.unsqueeze(1), block, window)
+
+
+def _block_steps(num_steps: int, context_length: int) -> int:
+    """One block if all steps lie within reach of each other anyhow."""
+    return num_steps if num_steps <= context_length else min(BLOCK_STEPS, num_steps)
 
 
 def load_gpt2(config: GPT2CriticConfig) -> GPT2Model:
@@ -93,51 +124,73 @@ class GPT2Trunk(nn.Module):
         self.dropout: float = config.resid_pdrop
         self._tanh_gelu = config.activation_function in _TANH_GELUS
 
-    def forward(self, x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-        """Hidden states of the asked-for rows.
+    def forward(
+        self, tokens: Tensor, segment_ids: Tensor, context_length: int, num_values: int
+    ) -> Tensor:
+        """Hidden states at the state tokens of the last steps.
 
         Args:
-            x: (B, T, C) token embeddings.
-            mask: (B, 1, T, T) booleans, True where a query (row) may see a key (column).
-            rows: (R,) token indices whose output is wanted.
+            tokens: (B, T, 2, C) embeddings of the state and the action of each step.
+            segment_ids: (B, T) episode of each step.
+            context_length: K, steps that a token looks back per layer, its own included.
+            num_values: V, number of last steps whose output is wanted.
 
         Returns:
-            (B, R, C) normalised hidden states.
+            (B, V, C) normalised hidden states.
         """
-        x = self._drop(x)  # (B, T, C)
+        missing = -tokens.shape[1] % _block_steps(tokens.shape[1], context_length)
+        tokens = F.pad(tokens, (0, 0, 0, 0, missing, 0))  # whole blocks, filled on the left
+        segment_ids = F.pad(segment_ids, (missing, 0), value=PADDING_SEGMENT)
+        mask = block_mask(segment_ids, context_length)
+        x = self._drop(tokens.flatten(1, 2))  # (B, 2T, C)
         for block in self.h[:-1]:
-            x = self._block(block, x, x, mask)  # (B, T, C)
-        asked = x.index_select(1, rows)  # (B, R, C)
-        x = self._block(self.h[-1], asked, x, mask.index_select(2, rows))  # (B, R, C)
-        out: Tensor = self.ln_f(x)
-        return out
+            x = self._block(block, x, x, mask)  # (B, 2T, C)
+        asked_blocks = -(-num_values // mask.block_steps)
+        states = x[:, -2 * asked_blocks * mask.block_steps :: 2]  # (B, R, C)
+        last = mask._replace(scores=mask.scores[:, :, -asked_blocks:, 0::2])
+        x = self._block(self.h[-1], states, x, last)  # (B, R, C)
+        hidden: Tensor = self.ln_f(x[:, -num_values:])
+        return hidden
 
-    def _block(self, block: nn.Module, queries: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-        """One pre-norm block for the rows `queries` (B, R, C) over all tokens `x` (B, T, C)."""
+    def _block(self, block: nn.Module, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
+        """One pre-norm block for the rows `queries` (B, R, C) over all tokens `x` (B, 2T, C)."""
         hidden = queries + self._attend(block, queries, x, mask)  # (B, R, C)
         return hidden + self._drop(self._feed_forward(block.mlp, block.ln_2(hidden)))
 
-    def _attend(self, block: nn.Module, queries: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    def _attend(self, block: nn.Module, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
         attn = block.attn
-        (batch, num_rows, width), num_tokens = queries.shape, x.shape[1]
-        heads = (self.n_head, width // self.n_head)
-        if queries is x:
-            qkv = attn.c_attn(block.ln_1(x))  # (B, T, 3C)
-            q, k, v = qkv.split(width, dim=-1)  # (B, T, C) each
-        else:
-            weight, bias = attn.c_attn.weight, attn.c_attn.bias  # Conv1D: (C, 3C), (3C,)
-            q = block.ln_1(queries) @ weight[:, :width] + bias[:width]  # (B, R, C)
-            kv = block.ln_1(x) @ weight[:, width:] + bias[width:]  # (B, T, 2C)
-            k, v = kv.split(width, dim=-1)
-        q = q.view(batch, num_rows, *heads).transpose(1, 2)  # (B, H, R, D)
-        k = k.view(batch, num_tokens, *heads).transpose(1, 2)  # (B, H, T, D)
-        v = v.view(batch, num_tokens, *heads).transpose(1, 2)  # (B, H, T, D)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, scale=attn.scaling
-        )  # (B, H, R, D)
-        y = y.transpose(1, 2).reshape(batch, num_rows, width)  # (B, R, C)
+        batch, num_rows, width = queries.shape
+        num_blocks = mask.scores.shape[2]
+        q, kv = self._project(block, queries, x)  # (B, R, C), (B, 2T, 2C)
+        q = q.view(batch, num_blocks, -1, self.n_head, width // self.n_head)
+        q = q.permute(0, 3, 1, 2, 4)  # (B, H, N, r, D)
+        k, v = self._windows(kv, num_blocks, mask)  # (B, H, N, D, 2w) each
+        scores = torch.matmul(q * attn.scaling, k) + mask.scores  # (B, H, N, r, 2w)
+        weights = self._drop(torch.softmax(scores, dim=-1))
+        y = torch.matmul(weights, v.transpose(-1, -2))  # (B, H, N, r, D)
+        y = y.permute(0, 2, 3, 1, 4).reshape(batch, num_rows, width)  # (B, R, C)
         return self._drop(attn.c_proj(y))
+
+    def _project(self, block: nn.Module, queries: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (B, R, C), and keys beside values (B, 2T, 2C)."""
+        attn, width = block.attn, self.n_embd
+        if queries is x:
+            qkv = attn.c_attn(block.ln_1(x))  # (B, 2T, 3C)
+            return qkv[..., :width], qkv[..., width:]
+        weight, bias = attn.c_attn.weight, attn.c_attn.bias  # Conv1D: (C, 3C), (3C,)
+        q = block.ln_1(queries) @ weight[:, :width] + bias[:width]
+        kv = block.ln_1(x) @ weight[:, width:] + bias[width:]
+        return q, kv
+
+    def _windows(self, kv: Tensor, num_blocks: int, mask: BlockMask) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last `num_blocks` blocks' windows, (B, H, N, D, 2w) each."""
+        reach = mask.window_steps - mask.block_steps
+        needed = 2 * (num_blocks * mask.block_steps + reach)
+        kv = F.pad(kv, (0, 0, 2 * reach, 0))[:, -needed:]
+        windows = kv.unfold(1, 2 * mask.window_steps, 2 * mask.block_steps)  # (B, N, 2C, 2w)
+        windows = windows.unflatten(2, (2, self.n_head, -1))  # (B, N, 2, H, D, 2w)
+        k, v = windows.permute(2, 0, 3, 1, 4, 5)  # (B, H, N, D, 2w) each
+        return k, v
 
     def _feed_forward(self, mlp: nn.Module, x: Tensor) -> Tensor:
         hidden = mlp.c_fc(x)  # (B, R, 4C)
@@ -146,4 +199,4 @@ class GPT2Trunk(nn.Module):
         return out
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+        return dropout(x, self.dropout) if self.training and self.dropout else x

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,14 @@ from rl_service.rollout.advantages import generalized_advantages
 from rl_service.rollout.chunks import ChunkPlan, gather_chunks, plan_chunks
 from rl_service.rollout.fragments import LOSS_MASK, Columns, context_rows, segment_ids
 
-CHUNK_LENGTH = 64
-"""Values per chunk of a critic with context."""
+CHUNK_LENGTH = 128
+"""Most values per chunk of a critic with context. Each chunk also passes over K-1 steps of
+context, so longer ones are cheaper per value; a minibatch holds at least one."""
 VALUES_PER_PASS = 8192
 """Bound on the values computed at once without gradients, for memory."""
 
 
-@dataclass
-class ActorRows:
+class ActorRows(NamedTuple):
     """The step rows, in any order: what the actor's loss needs. N rows."""
 
     obs: Tensor
@@ -38,8 +39,7 @@ class ActorRows:
     """(N,)"""
 
 
-@dataclass
-class CriticChunks:
+class CriticChunks(NamedTuple):
     """The same steps as sequences: what the critic's loss needs. M chunks, C values each."""
 
     chunks: Chunks
@@ -51,8 +51,7 @@ class CriticChunks:
     """(M, C) values before the update, in units of the return."""
 
 
-@dataclass
-class LearnerBatch:
+class LearnerBatch(NamedTuple):
     """Both views of one batch."""
 
     actor: ActorRows
@@ -63,11 +62,10 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     """Computes values once, then advantages, and cuts the batch into both views."""
     batch: Columns = {name: np.asarray(samples[name]) for name in samples}
     segments = segment_ids(batch)
-    has_context = policy.num_context_steps > 0
     plan = plan_chunks(
         context_rows(batch, segments),
         prefix_length=policy.num_context_steps,
-        chunk_length=CHUNK_LENGTH if has_context else 1,
+        chunk_length=_chunk_length(policy),
     )
     chunks = gather_chunks(
         plan,
@@ -91,6 +89,41 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
             values=policy.to_device(values[asked_rows]),
         ),
     )
+
+
+def _chunk_length(policy: ActorCriticPolicy) -> int:
+    """1 without context: then the critic, too, learns from single shuffled steps."""
+    if policy.num_context_steps == 0:
+        return 1
+    return min(CHUNK_LENGTH, policy.settings.algorithm.minibatch_size)
+
+
+Batch = TypeVar("Batch", ActorRows, CriticChunks)
+
+
+def shuffled(batch: Batch, order: Tensor, num_minibatches: int) -> Iterator[Batch]:
+    """Minibatches of nearly equal size that cover the batch once.
+
+    The batch is put in order once; minibatches are then views.
+
+    Args:
+        batch: columns of N items.
+        order: (N,) permutation.
+        num_minibatches: at most N.
+    """
+    permuted = _map(batch, lambda column: column.index_select(0, order))
+    sizes = [len(part) for part in order.tensor_split(num_minibatches)]
+    start = 0
+    for size in sizes:
+        yield _map(permuted, lambda column: column[start : start + size])  # noqa: B023, used at once
+        start += size
+
+
+def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Applies `change` to every tensor of nested named tuples."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    return type(batch)(*(_map(column, change) for column in batch))
 
 
 def _actor_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +19,7 @@ from custom_models.heads import distribution
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec
+from rl_service.algorithms.flat_optimizer import FlatOptimizer
 from rl_service.config.settings import Settings
 from rl_service.normalization import RunningMeanStd
 from rl_service.rollout.fragments import rows_from_view
@@ -44,6 +46,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         super().__init__(observation_space, action_space, config)
         self.net: ActorCritic = self.model.net
         self.num_context_steps = num_context_steps(self.view_requirements)
+        self.optimizers = self.build_optimizers() if self.is_learner else {}
 
     def make_model(self) -> ModelV2:
         """The custom model of the settings, without a critic on rollout workers."""
@@ -60,23 +63,17 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         )
 
     def optimizer(self) -> list[torch.optim.Optimizer]:
-        """Actor's and critic's own optimisers; none on rollout workers."""
-        if not self.is_learner:
-            return []
-        return self.build_optimizers(self.model.net)
+        """None of RLlib's: actor and critic have their own, see `build_optimizers`."""
+        return []
 
-    def build_optimizers(self, net: ActorCritic) -> list[torch.optim.Optimizer]:
-        """Separate Adams, as the GPT2PPO seed has them."""
-        algorithm = self.settings.algorithm
-        assert net.critic is not None
-        return [
-            torch.optim.Adam(net.actor.parameters(), algorithm.actor_lr, eps=ADAM_EPSILON),
-            torch.optim.Adam(
-                [p for p in net.critic.parameters() if p.requires_grad],
-                algorithm.critic_lr,
-                eps=ADAM_EPSILON,
-            ),
-        ]
+    def build_optimizers(self) -> dict[str, FlatOptimizer]:
+        """Separate Adams for actor and critic, as the GPT2PPO seed has them."""
+        algorithm, critic = self.settings.algorithm, self.net.critic
+        assert critic is not None
+        return {
+            "actor": FlatOptimizer(self.net.actor, _adam(algorithm.actor_lr)),
+            "critic": FlatOptimizer(critic, _adam(algorithm.critic_lr)),
+        }
 
     @torch.inference_mode()
     def act(self, obs: npt.NDArray[np.float32]) -> Acted:
@@ -136,7 +133,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """Everything that learning has changed: nets, optimisers, statistics, random state."""
         return {
             "net": self.net.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
             "value_stats": self.value_stats.state(),
             "rng": self.rng.bit_generator.state,
             "global_timestep": self.global_timestep,
@@ -149,8 +146,8 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             RuntimeError: if the nets are of another shape.
         """
         self.net.load_state_dict(state["net"])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
         self.value_stats = RunningMeanStd.from_state(state["value_stats"])
         self.rng.bit_generator.state = state["rng"]
         self.global_timestep = state["global_timestep"]
@@ -160,3 +157,5 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
 
+def _adam(lr: float) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.Adam(parameters, lr, eps=ADAM_EPSILON, fused=True)

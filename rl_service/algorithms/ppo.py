@@ -6,19 +6,16 @@ rows, the critic from sequences; both see every step of the batch `num_epochs` t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
-from custom_models.critic import Chunks
 from custom_models.heads import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.batch import ActorRows, CriticChunks, build_learner_batch
+from rl_service.algorithms.batch import ActorRows, CriticChunks, build_learner_batch, shuffled
 from rl_service.algorithms.policy import ActorCriticPolicy
 
 
@@ -33,7 +30,7 @@ class PPOPolicy(ActorCriticPolicy):
         """Updates both nets from rows of fragments.
 
         Returns:
-            Means over all minibatches, by the names in `rl_service.metrics`.
+            What `rl_service.metrics` lists for learning.
         """
         actor_lr, critic_lr = self._set_learning_rates()
         batch = build_learner_batch(self, samples)
@@ -47,90 +44,96 @@ class PPOPolicy(ActorCriticPolicy):
         algorithm = self.settings.algorithm
         left = 1.0 - self.progress if algorithm.lr_schedule == "linear" else 1.0
         rates = (algorithm.actor_lr * left, algorithm.critic_lr * left)
-        for optimizer, rate in zip(self._optimizers, rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+        self.optimizers["actor"].set_lr(rates[0])
+        self.optimizers["critic"].set_lr(rates[1])
         return rates
 
-    def _minibatches(self, num_items: int, size: int) -> Iterator[Tensor]:
-        """Shuffled index sets that together cover all items once; none is much smaller."""
-        order = torch.from_numpy(self.rng.permutation(num_items)).to(self.device)
-        return iter(order.tensor_split(max(1, round(num_items / size))))
+    def _permutation(self, num_items: int) -> Tensor:
+        return torch.from_numpy(self.rng.permutation(num_items)).to(self.device)
 
     def _improve_actor(self, rows: ActorRows) -> dict[str, float]:
+        """Passes over the step rows in shuffled minibatches, until done or the KL is too large."""
         algorithm = self.settings.algorithm
         if algorithm.normalize_advantages:
             spread = rows.advantages.std(correction=0) + 1e-8
-            rows.advantages = (rows.advantages - rows.advantages.mean()) / spread
-        parameters = list(self.net.actor.parameters())
-        totals: list[Tensor] = []
-        for epoch in range(algorithm.num_epochs):  # noqa: B007, the number of passes is reported
-            kls: list[Tensor] = []
-            for index in self._minibatches(len(rows.obs), algorithm.minibatch_size):
-                loss, stats = self._actor_loss(rows, index)
-                self._optimizers[0].zero_grad()
-                loss.backward()
-                norm = clip_grad_norm_(parameters, algorithm.grad_clip or float("inf"))
-                self._optimizers[0].step()
-                kls.append(stats[2])
-                totals.append(torch.cat([stats, norm.detach().view(1)]))
-            if algorithm.max_kl is not None and float(torch.stack(kls).mean()) > algorithm.max_kl:
+            rows = rows._replace(advantages=(rows.advantages - rows.advantages.mean()) / spread)
+        num_minibatches = max(1, round(len(rows.obs) / algorithm.minibatch_size))
+        norms: list[Tensor] = []
+        for epoch in range(1, algorithm.num_epochs + 1):
+            for minibatch in shuffled(rows, self._permutation(len(rows.obs)), num_minibatches):
+                loss = self._actor_loss(minibatch)
+                norms.append(self.optimizers["actor"].step(loss, algorithm.grad_clip))
+            if algorithm.max_kl is None and epoch < algorithm.num_epochs:
+                continue
+            stats = self._actor_stats(rows)
+            if algorithm.max_kl is not None and stats["mean_kl_loss"] > algorithm.max_kl:
                 break
-        names = ("policy_loss", "entropy", "mean_kl_loss", "clip_fraction", "grad_norm_actor")
-        means = torch.stack(totals).mean(0).tolist()
-        return dict(zip(names, means, strict=True)) | {"num_epochs_done": epoch + 1}
+        grad_norm = float(torch.stack(norms).mean())
+        return stats | {"grad_norm_actor": grad_norm, "num_epochs_done": epoch}
 
-    def _actor_loss(self, rows: ActorRows, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and (policy loss, entropy, KL, clip fraction) of one minibatch."""
+    def _actor_loss(self, rows: ActorRows) -> Tensor:
         algorithm = self.settings.algorithm
-        new = distribution(self.action_spec, self.net.actor(rows.obs[index]))
-        old = distribution(self.action_spec, rows.dist_inputs[index])
-        log_ratio = new.log_prob(rows.actions[index]) - rows.action_logp[index]  # (B,)
-        ratio = log_ratio.exp()
-        advantages = rows.advantages[index]
-        clipped = ratio.clamp(1.0 - algorithm.clip_param, 1.0 + algorithm.clip_param)
-        policy_loss = -torch.minimum(advantages * ratio, advantages * clipped).mean()
-        entropy = new.entropy().mean()
-        kl = old.kl(new).mean()  # type: ignore[arg-type]  # both are of one action space
-        loss = policy_loss - algorithm.entropy_coeff * entropy + self.kl_coeff * kl
-        outside = (ratio != clipped).float().mean()
-        return loss, torch.stack([policy_loss, entropy, kl, outside]).detach()
+        new = distribution(self.action_spec, self.net.actor(rows.obs))
+        loss = self._surrogate_loss(rows, new.log_prob(rows.actions))
+        if algorithm.entropy_coeff:
+            loss = loss - algorithm.entropy_coeff * new.entropy().mean()
+        if self.kl_coeff:
+            old = distribution(self.action_spec, rows.dist_inputs)
+            loss = loss + self.kl_coeff * old.kl(new).mean()  # type: ignore[arg-type]
+        return loss
+
+    def _surrogate_loss(self, rows: ActorRows, log_prob: Tensor) -> Tensor:
+        """Negative clipped surrogate, a scalar."""
+        clip = self.settings.algorithm.clip_param
+        ratio = (log_prob - rows.action_logp).exp()  # (B,)
+        clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
+        return -torch.minimum(rows.advantages * ratio, rows.advantages * clipped).mean()
+
+    @torch.no_grad()
+    def _actor_stats(self, rows: ActorRows) -> dict[str, float]:
+        """How the updated policy differs from the one that sampled, over the whole batch."""
+        old = distribution(self.action_spec, rows.dist_inputs)
+        new = distribution(self.action_spec, self.net.actor(rows.obs))
+        log_prob = new.log_prob(rows.actions)
+        ratio = (log_prob - rows.action_logp).exp()
+        outside = (ratio - 1.0).abs() > self.settings.algorithm.clip_param
+        return {
+            "policy_loss": float(self._surrogate_loss(rows, log_prob)),
+            "entropy": float(new.entropy().mean()),
+            "mean_kl_loss": float(old.kl(new).mean()),  # type: ignore[arg-type]
+            "clip_fraction": float(outside.float().mean()),
+        }
 
     def _fit_critic(self, batch: CriticChunks) -> dict[str, float]:
+        """Passes over the chunks in shuffled minibatches."""
         algorithm = self.settings.algorithm
-        critic = self.net.critic
-        assert critic is not None
         self._update_value_stats(batch)
-        targets = self.normalise_values(batch.targets)  # (M, C)
-        old_values = self.normalise_values(batch.values)
-        parameters = [p for p in critic.parameters() if p.requires_grad]
-        num_chunks, num_values = batch.loss_mask.shape
-        size = max(1.0, algorithm.minibatch_size / num_values)
+        batch = batch._replace(
+            targets=self.normalise_values(batch.targets),
+            values=self.normalise_values(batch.values),
+        )
+        num_chunks = len(batch.loss_mask)
+        num_steps = int(batch.loss_mask.sum())
+        num_minibatches = min(num_chunks, max(1, round(num_steps / algorithm.minibatch_size)))
         totals: list[Tensor] = []
         for _ in range(algorithm.num_epochs):
-            for index in self._minibatches(num_chunks, size):
-                values = critic(Chunks(*(c[index] for c in batch.chunks)), num_values)
-                loss = self._critic_loss(
-                    values, targets[index], old_values[index], batch.loss_mask[index]
-                )
-                self._optimizers[1].zero_grad()
-                loss.backward()
-                norm = clip_grad_norm_(parameters, algorithm.grad_clip or float("inf"))
-                self._optimizers[1].step()
-                totals.append(torch.stack([loss.detach(), norm.detach()]))
+            for minibatch in shuffled(batch, self._permutation(num_chunks), num_minibatches):
+                loss = self._critic_loss(minibatch)
+                norm = self.optimizers["critic"].step(loss, algorithm.grad_clip)
+                totals.append(torch.stack([loss.detach(), norm]))
         vf_loss, grad_norm = torch.stack(totals).mean(0).tolist()
         return {"vf_loss": vf_loss, "grad_norm_critic": grad_norm}
 
-    def _critic_loss(
-        self, values: Tensor, targets: Tensor, old_values: Tensor, mask: Tensor
-    ) -> Tensor:
-        """Mean squared error over the steps of a minibatch, all arguments (B, C)."""
-        error = (values - targets).square()
+    def _critic_loss(self, batch: CriticChunks) -> Tensor:
+        """Mean squared error over the steps of a minibatch, in the critic's units."""
+        assert self.net.critic is not None
+        values = self.net.critic(batch.chunks, batch.targets.shape[1])  # (B, C)
+        error = (values - batch.targets).square()
         clip = self.settings.algorithm.vf_clip_param
         if clip is not None:
-            near = old_values + (values - old_values).clamp(-clip, clip)
-            error = torch.maximum(error, (near - targets).square())
-        return (error * mask).sum() / mask.sum().clamp(min=1)
+            near = batch.values + (values - batch.values).clamp(-clip, clip)
+            error = torch.maximum(error, (near - batch.targets).square())
+        return (error * batch.loss_mask).sum() / batch.loss_mask.sum().clamp(min=1)
 
     def _update_value_stats(self, batch: CriticChunks) -> None:
         if self.settings.algorithm.normalize_values:
