@@ -62,7 +62,7 @@ class WandbTracker:
             self._run = None
 
     def _start(self, run: Run, project: str, entity: str | None) -> None:
-        mode = os.environ.get("WANDB_MODE") or ("online" if _has_api_key() else "offline")
+        mode = os.environ.get("WANDB_MODE") or ("online" if has_api_key() else "offline")
         try:
             self._run = _init(run, project, entity, mode)
         except Exception as error:
@@ -120,7 +120,7 @@ def _run_id(run: Run) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _has_api_key() -> bool:
+def has_api_key() -> bool:
     """Whether W&B would find a key without asking: in the environment or in ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True

@@ -1,0 +1,180 @@
+"""Weights & Biases, really run: offline, resumed, and with a server that never answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from wandb.proto import wandb_internal_pb2
+
+from rl_service.tracking import weights_and_biases
+
+BLOCK_BYTES = 32 * 1024
+FULL, LAST = 1, 4
+
+TRAIN = """
+import sys
+from pathlib import Path
+from rl_service.config.settings import Settings, TrackingSettings
+from rl_service.runs import Run
+from rl_service.tracking import build_trackers, weights_and_biases
+
+weights_and_biases._INIT_TIMEOUT_S = 3.0
+tracking = TrackingSettings(output_dir=sys.argv[1], tensorboard=False, wandb_project="tests")
+settings = Settings(tracking=tracking, seed=77)
+runs = sorted(Path(sys.argv[1]).glob("runs/*/*"))
+run = Run.open(runs[0]) if runs else Run.create(settings, command=[])
+(tracker,) = build_trackers(run, settings, print)
+start = len(run.read_progress())
+for iteration in range(start + 1, start + 4):
+    row = {"training_iteration": iteration, "episode_return_mean": 0.5 + iteration}
+    run.append_progress(row)
+    tracker.log(row, 100 * iteration)
+tracker.finish("stopped")
+print("done")
+"""
+
+
+def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
+    """One without a key, in which W&B writes under `tmp_path` alone."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") and k != "NETRC"}
+    return kept | {"HOME": str(tmp_path), "WANDB_DISABLE_GIT": "true"} | extra
+
+
+def train(tmp_path: Path, **extra: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, str(tmp_path)],
+        env=environment(tmp_path, **extra),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("done\n")
+    return done.stdout
+
+
+def offline_runs(tmp_path: Path) -> list[Path]:
+    return sorted(tmp_path.glob("runs/*/*/wandb/offline-run-*"))
+
+
+def records(folder: Path) -> Iterator[wandb_internal_pb2.Record]:
+    """What W&B wrote: records in LevelDB's log format, cut into pieces at blocks of 32 KiB."""
+    (path,) = folder.glob("*.wandb")
+    content = path.read_bytes()
+    position, record = 7, b""  # a header of 7 bytes comes first
+    while position < len(content):
+        if BLOCK_BYTES - position % BLOCK_BYTES < 7:  # too little for a piece's header
+            position += BLOCK_BYTES - position % BLOCK_BYTES
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, position)
+        record += content[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (FULL, LAST):
+            yield wandb_internal_pb2.Record.FromString(record)
+            record = b""
+
+
+def started(folder: Path) -> wandb_internal_pb2.RunRecord:
+    return next(record.run for record in records(folder) if record.HasField("run"))
+
+
+def curve(folder: Path, key: str) -> list[tuple[int, float]]:
+    return [
+        (record.history.step.num, json.loads(item.value_json))
+        for record in records(folder)
+        for item in record.history.item
+        if key in (item.key, *item.nested_key)
+    ]
+
+
+def test_without_a_key_the_run_is_kept_offline_with_config_and_metrics(tmp_path: Path) -> None:
+    output = train(tmp_path)
+    assert "Weights & Biases run kept offline; to upload: wandb sync " in output
+    (folder,) = offline_runs(tmp_path)
+    assert curve(folder, "episode_return_mean") == [(100, 1.5), (200, 2.5), (300, 3.5)]
+    config = {item.key: json.loads(item.value_json) for item in started(folder).config.update}
+    assert config["seed"] == 77
+    assert config["model"]["name"] == "gpt2_critic"
+    assert started(folder).project == "tests"
+
+
+def test_the_source_code_is_kept_with_the_run(tmp_path: Path) -> None:
+    train(tmp_path)
+    (folder,) = offline_runs(tmp_path)
+    artifacts = {r.artifact.name: r.artifact for r in records(folder) if r.HasField("artifact")}
+    files = {entry.path for entry in artifacts["source-tests-rl_service"].manifest.contents}
+    assert "tracking/weights_and_biases.py" in files
+    assert not any(path.endswith(".pyc") for path in files)
+    assert set(artifacts) == {
+        f"source-tests-{package}" for package in ("rl_service", "custom_models", "tune_configs")
+    }
+
+
+def test_a_resumed_run_goes_on_with_the_same_wandb_run(tmp_path: Path) -> None:
+    train(tmp_path)
+    train(tmp_path)
+    first, second = offline_runs(tmp_path)
+    assert started(first).run_id == started(second).run_id
+    steps = [step for folder in (first, second) for step, _ in curve(folder, "training_iteration")]
+    assert steps == [100, 200, 300, 400, 500, 600]
+
+
+def test_a_server_that_never_answers_costs_seconds_and_no_data(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        started_at = time.monotonic()
+        output = train(tmp_path, WANDB_API_KEY="a" * 40, WANDB_BASE_URL=url)
+    assert time.monotonic() - started_at < 40  # 3 of them are the limit of the first attempt
+    assert "Weights & Biases cannot be reached" in output
+    (folder,) = offline_runs(tmp_path)
+    assert len(curve(folder, "episode_return_mean")) == 3
+
+
+def test_an_unusable_key_keeps_the_run_offline(tmp_path: Path) -> None:
+    output = train(tmp_path, WANDB_API_KEY="no key at all", WANDB_BASE_URL="http://127.0.0.1:9")
+    assert "Weights & Biases cannot be reached" in output
+    assert len(offline_runs(tmp_path)) == 1
+
+
+def test_nothing_is_asked_at_a_terminal(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAIN, str(tmp_path)],
+        env=environment(tmp_path),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    try:
+        assert process.wait(timeout=120) == 0
+    finally:
+        process.kill()
+        os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert "kept offline" in shown
+    assert "Enter your choice" not in shown
+
+
+def test_a_key_in_netrc_counts_as_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert not weights_and_biases.has_api_key()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert weights_and_biases.has_api_key()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert not weights_and_biases.has_api_key()
