@@ -167,10 +167,10 @@ def _run(settings: Settings, run: Run, notes: list[str]) -> TrainResult:
     from rl_service.runs import captured_output
 
     with captured_output(run.log_path) as (out, _):
-        from rl_service.cli.progress import PlainProgress, RichProgress
+        from rl_service.cli.progress import build_progress
         from rl_service.training import train as run_training
 
-        with RichProgress(out) if out.isatty() else PlainProgress(out) as observer:
+        with build_progress(out) as observer:
             for note in notes:
                 observer.on_message(note)
             try:
