@@ -14,11 +14,11 @@ from rl_service.runs import TrainResult
 def print_summary(console: Console, result: TrainResult) -> None:
     """Prints the final evaluation, the bundle and the next commands."""
     console.print()
-    console.print(_headline(result), style="bold")
+    console.print(Text(_headline(result), style="bold"), soft_wrap=True)
     if result.episodes:
         console.print(_evaluation_table(result))
     if result.policy:
-        console.print(f"Best policy: {short_path(result.policy)}", soft_wrap=True)
+        console.print(Text(f"Best policy: {short_path(result.policy)}"), soft_wrap=True)
     console.print("\nNext:")
     for command, purpose in _next_commands(result):
         # Never wrapped or cut: a command is there to be copied.
