@@ -70,7 +70,8 @@ def mp4_video(path: Path, env: Env) -> Iterator[AddFrame]:
         try:
             fps = env.metadata.get("render_fps") or DEFAULT_FPS
             # macro_block_size: ffmpeg needs even sizes; imageio's default would rescale to 16s.
-            with imageio.get_writer(staged, fps=fps, macro_block_size=2) as writer:
+            writer: Any = imageio.get_writer(staged, fps=fps, macro_block_size=2)
+            with writer:
                 yield lambda drawn: writer.append_data(draw(drawn))
             staged.replace(path)
         finally:
@@ -120,6 +121,6 @@ def _choose_renderer() -> None:
 def _close_quietly(env: Env) -> None:
     """A renderer that failed to start often fails to close; the first error is the one to show."""
     try:
-        env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
+        env.close()
     except Exception:
         return

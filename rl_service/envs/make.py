@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import typing
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any
@@ -39,7 +40,7 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
         ActionSpec.from_space(made.action_space)
         return made if is_flat(made.observation_space) else FlatObservation(made)
     except TypeError as error:
-        made.close()  # type: ignore[no-untyped-call]
+        made.close()
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
 
 
@@ -112,7 +113,12 @@ def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:
         ) from error
     factory = getattr(module, attribute, None)
     if callable(factory):
-        return factory  # type: ignore[no-any-return]
+        if _makes_envs(factory):
+            return factory  # type: ignore[no-any-return]
+        raise EnvError(
+            f"environment {env_id} is none: {attribute} is neither a class derived from "
+            f"gymnasium.Env nor a function annotated to return one (`-> gymnasium.Env`)"
+        )
     if attribute in gym.registry:
         return None
     names = [name for name, value in vars(module).items() if callable(value)]
@@ -120,6 +126,22 @@ def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:
         f"environment {env_id} is unknown: module {module_name} has no callable {attribute}"
         f"{_hint(attribute, names)}"
     )
+
+
+def _makes_envs(factory: Callable[..., Any]) -> bool:
+    """Whether a callable says that it makes environments.
+
+    The name may come from someone else's policy bundle, and calling whatever it points to
+    (`subprocess:run`) would let a bundle run any program.
+    """
+    if isinstance(factory, type):
+        return issubclass(factory, gym.Env)
+    try:
+        returned = typing.get_type_hints(factory).get("return")
+    except (NameError, TypeError):  # an annotation for type checkers alone
+        return False
+    returned = typing.get_origin(returned) or returned
+    return isinstance(returned, type) and issubclass(returned, gym.Env)
 
 
 def _check_known(env_id: str) -> None:

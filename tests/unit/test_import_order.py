@@ -15,6 +15,7 @@ ORDER = [
     ["custom_models.configs", "custom_models.spaces"],
     [
         "custom_models.critic",
+        "custom_models.block_attention",
         "custom_models.dropout",
         "custom_models.transformer",
         "custom_models.heads",
