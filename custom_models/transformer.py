@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2Model
 
+from custom_models.block_attention import block_attention
 from custom_models.configs import GPT2CriticConfig
 from custom_models.critic import PADDING_SEGMENT
 from custom_models.dropout import dropout
@@ -158,39 +159,36 @@ class GPT2Trunk(nn.Module):
         return hidden + self._drop(self._feed_forward(block.mlp, block.ln_2(hidden)))
 
     def _attend(self, block: nn.Module, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
-        attn = block.attn
         batch, num_rows, width = queries.shape
         num_blocks = mask.scores.shape[2]
-        q, kv = self._project(block, queries, x)  # (B, R, C), (B, 2T, 2C)
-        q = q.view(batch, num_blocks, -1, self.n_head, width // self.n_head)
-        q = q.permute(0, 3, 1, 2, 4)  # (B, H, N, r, D)
-        k, v = self._windows(kv, num_blocks, mask)  # (B, H, N, D, 2w) each
-        scores = torch.matmul(q * attn.scaling, k) + mask.scores  # (B, H, N, r, 2w)
-        weights = self._drop(torch.softmax(scores, dim=-1))
-        y = torch.matmul(weights, v.transpose(-1, -2))  # (B, H, N, r, D)
-        y = y.permute(0, 2, 3, 1, 4).reshape(batch, num_rows, width)  # (B, R, C)
-        return self._drop(attn.c_proj(y))
+        q, k, v = self._project(block, queries, x)  # (B, R, C), (B, 2T, C), (B, 2T, C)
+        q = (q * block.attn.scaling).view(batch, num_blocks, -1, self.n_head, width // self.n_head)
+        q = q.permute(0, 3, 1, 4, 2)  # (B, H, N, D, r)
+        k, v = (self._feature_first(y, num_blocks, mask) for y in (k, v))  # (B, H, D, S) each
+        dropout = self.dropout if self.training else 0.0
+        y = block_attention(q, k, v, mask.scores, 2 * mask.block_steps, dropout)
+        y = y.permute(0, 2, 4, 1, 3).reshape(batch, num_rows, width).contiguous()  # (B, R, C)
+        return self._drop(block.attn.c_proj(y))
 
-    def _project(self, block: nn.Module, queries: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (B, R, C), and keys beside values (B, 2T, 2C)."""
+    def _project(
+        self, block: nn.Module, queries: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, R, C), keys (B, 2T, C), values (B, 2T, C)."""
         attn, width = block.attn, self.n_embd
         if queries is x:
-            qkv = attn.c_attn(block.ln_1(x))  # (B, 2T, 3C)
-            return qkv[..., :width], qkv[..., width:]
+            q, k, v = attn.c_attn(block.ln_1(x)).split(width, dim=-1)
+            return q, k, v
         weight, bias = attn.c_attn.weight, attn.c_attn.bias  # Conv1D: (C, 3C), (3C,)
         q = block.ln_1(queries) @ weight[:, :width] + bias[:width]
-        kv = block.ln_1(x) @ weight[:, width:] + bias[width:]
-        return q, kv
+        k, v = (block.ln_1(x) @ weight[:, width:] + bias[width:]).split(width, dim=-1)
+        return q, k, v
 
-    def _windows(self, kv: Tensor, num_blocks: int, mask: BlockMask) -> tuple[Tensor, Tensor]:
-        """Keys and values of the last `num_blocks` blocks' windows, (B, H, N, D, 2w) each."""
+    def _feature_first(self, y: Tensor, num_blocks: int, mask: BlockMask) -> Tensor:
+        """Keys or values (B, 2T, C) of the last blocks' windows, as (B, H, D, S)."""
         reach = mask.window_steps - mask.block_steps
         needed = 2 * (num_blocks * mask.block_steps + reach)
-        kv = F.pad(kv, (0, 0, 2 * reach, 0))[:, -needed:]
-        windows = kv.unfold(1, 2 * mask.window_steps, 2 * mask.block_steps)  # (B, N, 2C, 2w)
-        windows = windows.unflatten(2, (2, self.n_head, -1))  # (B, N, 2, H, D, 2w)
-        k, v = windows.permute(2, 0, 3, 1, 4, 5)  # (B, H, N, D, 2w) each
-        return k, v
+        y = F.pad(y, (0, 0, 2 * reach, 0))[:, -needed:]  # (B, S, C)
+        return y.unflatten(2, (self.n_head, -1)).permute(0, 2, 3, 1)
 
     def _feed_forward(self, mlp: nn.Module, x: Tensor) -> Tensor:
         hidden = mlp.c_fc(x)  # (B, R, 4C)
