@@ -76,7 +76,7 @@ def _print_table(result: EvaluationResult, seed: int, running_rew_len: int) -> N
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=_statistics(result), caption_justify="left")
+    table = Table()
     headings = ("episode", "seed", "return", "length", f"mean of last {running_rew_len}")
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -85,6 +85,7 @@ def _print_table(result: EvaluationResult, seed: int, running_rew_len: int) -> N
         row = (i, seed + i, f"{episode_return:.2f}", length, f"{running[i]:.2f}")
         table.add_row(*map(str, row))
     Console().print(table)
+    typer.echo(_statistics(result))
 
 
 def _statistics(result: EvaluationResult) -> str:

@@ -1,0 +1,152 @@
+"""The command as a user runs it: bad input is one clear line and status 2, with nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import WriteTestBundle
+
+ROOT = Path(__file__).parents[2]
+
+
+def rl_service(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rl_service.cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def refusals(*arguments: str, cwd: Path) -> list[str]:
+    """The lines on standard error of a command that must be refused and write nothing."""
+    before = sorted(cwd.rglob("*"))
+    done = rl_service(*arguments, cwd=cwd)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert sorted(cwd.rglob("*")) == before
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("error: ") for line in lines), done.stderr
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ("-e LunrLander-v3", ["LunrLander-v3 is unknown", "did you mean LunarLander-v3?"]),
+        ("-m gpt3", ["unknown model gpt3", "known: gpt2_critic, mlp"]),
+        ("-a a2c", ["unknown algorithm a2c", "known: ppo"]),
+        ("--set algorithm.gama=1", ["unknown setting algorithm.gama", "algorithm.gamma?"]),
+        ("--set algorithm.actor_lr=-1", ["algorithm.actor_lr=-1", "greater than 0"]),
+        ("--set algorithm.gamma=nan", ["algorithm.gamma='nan'", "finite number"]),
+        ("--seed -1", ["seed=-1", "greater than or equal to 0"]),
+        ("-ne 0", ["stop.iterations=0", "greater than 0"]),
+        ("-ne many", ["--iterations", "valid integer"]),
+        ("-e Taxi-v3", ["Discrete(500) is not supported", "flatten"]),
+        ("-e Blackjack-v1", ["Tuple(", "is not supported"]),
+        ("-e CarRacing-v3", ["is an image", "vectors"]),
+        ("-e no_module:Env", ["no_module cannot be imported", "PYTHONPATH"]),
+        ("--set algorithm.minibatch_size=4096", ["minibatch_size=4096 is larger than", "2048"]),
+        ("--set model.context_length=600", ["1200 positions", "context_length <= 512"]),
+        ("--set model.n_head=7", ["n_embd=64 is not divisible by n_head=7", "n_embd=63"]),
+        ("--set model.pretrained=nowhere", ["nowhere holds no usable GPT-2", "config.json"]),
+        ("--set resources.num_env_runners=64", ["need 64 CPUs, and there are", "use at most"]),
+        ("-o /dev/null/x", ["/dev/null/x cannot be written", "--output-dir"]),
+        ("--config nowhere.yaml", ["nowhere.yaml does not exist"]),
+        ("--resume nowhere", ["no run 'nowhere'"]),
+        ("--resume nowhere -m mlp", ["--resume takes its settings from the run, so model"]),
+        ("--sed 1", ["No such option: --sed", "--seed"]),
+        ("surplus", ["unexpected extra argument", "train --help"]),
+    ],
+)
+def test_bad_input_to_train_is_one_line(tmp_path: Path, arguments: str, parts: list[str]) -> None:
+    [line] = refusals("train", *arguments.split(), cwd=tmp_path)
+    for part in parts:
+        assert part in line
+
+
+def test_all_problems_are_told_at_once_one_on_each_line(tmp_path: Path) -> None:
+    wrong = "-e CartPol-v1 -m gpt3 --seed -1 --set algorithm.gama=1"
+    lines = refusals("train", *wrong.split(), cwd=tmp_path)
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("", "give one policy bundle"),
+        ("nowhere", "policy nowhere does not exist"),
+        (". -f .", "give one policy bundle"),
+        (". -ne 0", "--num-episodes=0 is too small"),
+        (".", "policy.json"),
+    ],
+)
+def test_bad_input_to_evaluate_is_one_line(tmp_path: Path, arguments: str, part: str) -> None:
+    [line] = refusals("evaluate", *arguments.split(), cwd=tmp_path)
+    assert part in line
+
+
+@pytest.mark.parametrize("file", ["policy.safetensors", "policy.json"])
+def test_a_truncated_bundle_is_refused_in_one_line(
+    tmp_path: Path, write_test_bundle: WriteTestBundle, file: str
+) -> None:
+    write_test_bundle(tmp_path / "bundle")
+    damaged = tmp_path / "bundle" / file
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    [line] = refusals("evaluate", "bundle", cwd=tmp_path)
+    assert file in line
+
+
+def test_a_video_in_a_folder_that_cannot_be_written_is_refused_in_one_line(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "bundle")
+    [line] = refusals("evaluate", "bundle", "--video", "/dev/null/x.mp4", cwd=tmp_path)
+    assert "/dev/null/x.mp4" in line
+
+
+def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:
+    [line] = refusals("trian", cwd=tmp_path)
+    assert "Did you mean 'train'" in line
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "doctor"])
+def test_every_command_has_help(tmp_path: Path, command: str) -> None:
+    done = rl_service(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: rl-service {command}")
+
+
+def test_help_loads_neither_torch_nor_ray(tmp_path: Path) -> None:
+    code = (
+        "import sys; from rl_service.cli.app import main; main(['--help']); "
+        "print(sorted({'torch', 'ray', 'gymnasium', 'rich.table'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_evaluate_prints_a_table_and_one_json_object_on_the_last_line(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "bundle", "Pendulum-v1", max_episode_steps=5)
+    paper = "evaluate -f bundle --num_episodes 3 --running_rew_len 2 --seed 7 --json"
+    done = rl_service(*paper.split(), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["episodes"] == 3
+    assert (result["env"], result["model"], result["seed"]) == ("Pendulum-v1", "mlp", 7)
+    ours = "evaluate bundle -ne 3 --seed 7 --json"
+    again = rl_service(*ours.split(), cwd=tmp_path)
+    assert json.loads(again.stdout.splitlines()[-1]) == result
