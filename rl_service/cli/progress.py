@@ -111,8 +111,11 @@ class RichProgress:
         self._console = Console(file=out)
         self._view: _View | None = None
         self._live: Live | None = None
+        self._spinner = self._console.status("Starting the rollout workers")
 
     def __enter__(self) -> Self:
+        """Shows that something happens until the first step is sampled."""
+        self._spinner.start()
         return self
 
     def __exit__(
@@ -122,6 +125,7 @@ class RichProgress:
         traceback: TracebackType | None,
     ) -> None:
         """Gives the cursor back, also after an exception."""
+        self._spinner.stop()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -134,6 +138,7 @@ class RichProgress:
         start_iteration: int,
     ) -> None:
         """Names the run and starts the live view, with the curve so far if it is resumed."""
+        self._spinner.stop()
         self._console.print(Text(_title(settings), style="bold"))
         self._console.print(Text(_origin(run_path, start_iteration), style="dim"), soft_wrap=True)
         self._console.print()

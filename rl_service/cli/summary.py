@@ -16,6 +16,7 @@ def print_summary(console: Console, result: TrainResult) -> None:
     console.print()
     console.print(Text(_headline(result), style="bold"), soft_wrap=True)
     if result.episodes:
+        console.print("\nEvaluation of the best policy, with deterministic actions:")
         console.print(_evaluation_table(result))
     if result.policy:
         console.print(Text(f"Best policy: {short_path(result.policy)}"), soft_wrap=True)
@@ -34,12 +35,7 @@ def _headline(result: TrainResult) -> str:
 
 
 def _evaluation_table(result: TrainResult) -> Table:
-    table = Table(
-        title="Evaluation of the best policy, actions deterministic",
-        title_justify="left",
-        title_style="",
-        box=box.SIMPLE_HEAD,
-    )
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("env", no_wrap=True)
     table.add_column("model", no_wrap=True)
     table.add_column("episodes", justify="right")

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch):
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -163,6 +164,7 @@ def test_the_live_view_shows_steps_return_speed_and_time_left(
     for text in ("iteration   2/150", "-183.2", "4,096", "1,903", "left", "12.3 ± 45.6"):
         assert text in shown
     assert "best so far" in shown
+    assert "Starting the rollout workers" in shown
     assert "Finished: 150 iterations" in shown
 
 
@@ -174,6 +176,13 @@ def test_the_cursor_is_back_after_the_end_and_after_an_exception(
         raise ZeroDivisionError
     shown = terminal.shown()
     assert HIDE_CURSOR in shown
+    assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
+
+
+def test_the_cursor_is_back_if_a_run_fails_before_its_first_step(terminal: Terminal) -> None:
+    with pytest.raises(ZeroDivisionError), RichProgress(terminal.stream):
+        raise ZeroDivisionError
+    shown = terminal.shown()
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
 
 

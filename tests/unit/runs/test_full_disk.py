@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,9 @@ def write_tensors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_bytes, write_tensors])
-def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(small_disk: Path, write) -> None:
+def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(
+    small_disk: Path, write: Callable[[Path], None]
+) -> None:
     store = CheckpointStore(small_disk / "checkpoints", keep=2)
     saved = store.save(1, lambda folder: None)
     with pytest.raises(OutputError, match="the disk is full; free some space") as caught:
