@@ -91,7 +91,7 @@ def test_each_of_the_seven_environments_gives_flat_float32_observations(
 def test_an_environment_of_the_users_module_is_made_with_its_arguments_and_flattened() -> None:
     with closing(make_env(EnvSettings(id=f"{HERE}:GridEnv", kwargs={"value": 2.0}))) as env:
         obs, _ = env.reset()
-    np.testing.assert_array_equal(obs, np.float32([0, 2, 4, 6, 8, 10]))
+    np.testing.assert_array_equal(obs, np.array([0, 2, 4, 6, 8, 10], np.float32))
 
 
 def test_the_render_mode_reaches_an_environment_of_the_users_module() -> None:
