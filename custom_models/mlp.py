@@ -13,9 +13,7 @@ from custom_models.heads import feed_forward, orthogonal_linear
 class MLPCritic(nn.Module):
     """Value of each observation by itself; context, if any, is ignored."""
 
-    def __init__(
-        self, observation_size: int, hidden_sizes: Sequence[int], activation: str
-    ) -> None:
+    def __init__(self, observation_size: int, hidden_sizes: Sequence[int], activation: str) -> None:
         super().__init__()
         self.body = feed_forward(observation_size, hidden_sizes, activation, activate_last=True)
         width = hidden_sizes[-1] if hidden_sizes else observation_size

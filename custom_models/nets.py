@@ -30,9 +30,7 @@ class ActorCritic(nn.Module):
         self.observation_size = observation_size
         self.action_spec = action_spec
         self.actor = build_actor(config, observation_size, action_spec)
-        self.critic = (
-            _build_critic(config, observation_size, action_spec) if with_critic else None
-        )
+        self.critic = _build_critic(config, observation_size, action_spec) if with_critic else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
@@ -82,4 +80,3 @@ def build_actor_critic(
         FileNotFoundError: if `config.pretrained` holds no GPT-2.
     """
     return ActorCritic(config, observation_size, action_spec, with_critic=with_critic)
-

@@ -26,6 +26,7 @@ from rl_service.normalization import ObservationNormalizer
 from rl_service.rollout.filters import OBSERVATIONS, RunningFilter
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import VectorRolloutWorker
+
 logger = logging.getLogger(__name__)
 
 RESTART_DEADLINE_S = 180.0
@@ -250,7 +251,9 @@ def _sample_request(
         except Exception as error:
             logger.exception("sampling failed")
             kind = type(error).__name__
-            return f"rollout worker {worker.worker_index} failed in its environment: {kind}: {error}"
+            return (
+                f"rollout worker {worker.worker_index} failed in its environment: {kind}: {error}"
+            )
         return _Sampled(batch, worker.get_filters(flush_after=True), worker.get_metrics())
 
     return request

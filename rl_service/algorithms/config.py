@@ -39,9 +39,7 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     resources, algorithm = settings.resources, settings.algorithm
     config = OnPolicyConfig(algo_class=algo_class)
     config.settings = settings
-    config.api_stack(
-        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-    )
+    config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
     config.framework("torch")
     config.environment(
         env=ENV_NAME,

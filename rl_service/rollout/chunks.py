@@ -36,9 +36,7 @@ class ChunkPlan:
         return self.rows[:, -self.num_values :]
 
 
-def plan_chunks(
-    context: npt.NDArray[np.bool_], prefix_length: int, chunk_length: int
-) -> ChunkPlan:
+def plan_chunks(context: npt.NDArray[np.bool_], prefix_length: int, chunk_length: int) -> ChunkPlan:
     """Covers every row that is not context by exactly one chunk.
 
     Runs between context rows are cut into pieces of nearly equal length, so that a run slightly

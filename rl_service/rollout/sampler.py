@@ -6,6 +6,7 @@ fragments (see `fragments`) once at the end.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -114,9 +115,7 @@ class VectorSampler:
         return {
             SampleBatch.OBS: np.empty((*shape, self._obs.shape[1]), np.float32),
             SampleBatch.ACTIONS: (
-                np.empty(shape, np.int64)
-                if discrete
-                else np.empty((*shape, spec.size), np.float32)
+                np.empty(shape, np.int64) if discrete else np.empty((*shape, spec.size), np.float32)
             ),
             SampleBatch.REWARDS: np.empty(shape, np.float32),
             SampleBatch.TERMINATEDS: np.zeros(shape, np.bool_),
@@ -127,9 +126,7 @@ class VectorSampler:
             LOSS_MASK: np.ones(shape, np.bool_),
         }
 
-    def _vector_step(
-        self, i: int, steps: Columns, finals: list[list[tuple[int, Array]]]
-    ) -> None:
+    def _vector_step(self, i: int, steps: Columns, finals: list[list[tuple[int, Array]]]) -> None:
         assert self._obs is not None
         acted = self._act(self._obs)
         steps[SampleBatch.OBS][i] = self._obs
@@ -211,7 +208,7 @@ class VectorSampler:
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on from here in another process."""
-        return {
+        state = {
             "envs": [env.state() for env in self.envs],
             "obs": self._obs,
             "episode_ids": self._episode_ids,
@@ -220,6 +217,7 @@ class VectorSampler:
             "context": self._context,
             "discounted": None if self.return_scaler is None else self.return_scaler.discounted,
         }
+        return copy.deepcopy(state)  # a snapshot: sampling writes into these arrays
 
     def restore(self, state: dict[str, Any]) -> list[int]:
         """Goes on from a state; replays each env's episode up to the recorded step.

@@ -1,0 +1,93 @@
+"""Distributions against torch's own, and what the heads promise."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal, kl_divergence
+
+from custom_models.configs import MLPConfig
+from custom_models.dropout import dropout
+from custom_models.heads import Categorical, DiagGaussian
+from custom_models.nets import build_actor_critic
+from custom_models.spaces import ActionSpec
+
+
+def test_categorical_agrees_with_torch() -> None:
+    a, b = torch.randn(7, 4), torch.randn(7, 4)
+    ours, other = Categorical(a), Categorical(b)
+    theirs, theirs_other = TorchCategorical(logits=a), TorchCategorical(logits=b)
+    actions = torch.randint(4, (7,))
+    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.kl(other), kl_divergence(theirs, theirs_other))
+    assert torch.equal(ours.mode(), a.argmax(-1))
+
+
+def test_gaussian_agrees_with_torch() -> None:
+    a, b = torch.randn(7, 6), torch.randn(7, 6)
+    ours, other = DiagGaussian(a), DiagGaussian(b)
+    theirs, theirs_other = (Independent(Normal(x[:, :3], x[:, 3:].exp()), 1) for x in (a, b))
+    actions = torch.randn(7, 3)
+    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.kl(other), kl_divergence(theirs, theirs_other))
+    assert torch.equal(ours.mode(), a[:, :3])
+
+
+def test_samples_follow_the_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.tensor([0.1, 0.2, 0.7]).log().expand(20000, 3)
+    counts = torch.bincount(Categorical(logits).sample(generator), minlength=3) / 20000
+    torch.testing.assert_close(counts, torch.tensor([0.1, 0.2, 0.7]), rtol=0, atol=0.02)
+    inputs = torch.tensor([1.0, np.log(2.0)], dtype=torch.float32).expand(20000, 2)
+    samples = DiagGaussian(inputs).sample(generator)
+    assert abs(float(samples.mean()) - 1.0) < 0.06
+    assert abs(float(samples.std()) - 2.0) < 0.06
+
+
+@pytest.mark.parametrize("log_std", ["free", "state"])
+def test_gaussian_actor_starts_near_zero_with_the_asked_deviation(log_std: str) -> None:
+    spec = ActionSpec.from_space(gym.spaces.Box(-2.0, 2.0, (3,)))
+    net = build_actor_critic(MLPConfig(log_std=log_std, log_std_init=-0.5), 8, spec)
+    mean, log_stds = net.actor(torch.randn(100, 8)).chunk(2, dim=-1)
+    assert mean.abs().max() < 0.2
+    torch.testing.assert_close(log_stds, torch.full_like(log_stds, -0.5), rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("log_std", ["free", "state"])
+def test_gradients_reach_every_parameter_of_actor_and_mlp_critic(log_std: str) -> None:
+    spec = ActionSpec.from_space(gym.spaces.Box(-2.0, 2.0, (3,)))
+    net = build_actor_critic(MLPConfig(log_std=log_std), 8, spec)
+    obs = torch.randn(10, 8)
+    DiagGaussian(net.actor(obs)).log_prob(torch.randn(10, 3)).sum().backward()
+    net.critic.values(obs).square().sum().backward()
+    silent = [n for n, p in net.named_parameters() if p.grad is None or not p.grad.any()]
+    assert silent == []
+
+
+def test_policy_units_map_to_the_bounds_of_the_space() -> None:
+    space = gym.spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
+    spec = ActionSpec.from_space(space)
+    actions = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [9.0, -9.0]], np.float32)
+    expected = [[-2.0, 0.0], [0.0, 5.0], [2.0, 10.0], [2.0, 0.0]]
+    np.testing.assert_allclose(spec.to_env(actions), expected)
+
+
+def test_unbounded_dimensions_pass_through_and_discrete_actions_start_where_they_start() -> None:
+    unbounded = ActionSpec.from_space(gym.spaces.Box(-np.inf, np.inf, (1,)))
+    np.testing.assert_allclose(unbounded.to_env(np.array([[7.5]], np.float32)), [[7.5]])
+    shifted = ActionSpec.from_space(gym.spaces.Discrete(3, start=5))
+    assert shifted.to_env(np.array([0, 2])).tolist() == [5, 7]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_mean_and_drops_the_asked_share(p: float) -> None:
+    torch.manual_seed(0)
+    dropped = dropout(torch.ones(1001, 401), p)
+    assert abs(float((dropped == 0).float().mean()) - p) < 0.005
+    assert abs(float(dropped.mean()) - 1.0) < 0.02
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1.0 / (1.0 - p)])

@@ -1,0 +1,62 @@
+"""Chunks cover what is asked, once, and give the values of the whole episode."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from custom_models.configs import GPT2CriticConfig
+from custom_models.critic import Chunks
+from custom_models.gpt2_critic import GPT2Critic
+from custom_models.spaces import ActionSpec
+from rl_service.rollout.chunks import gather_chunks, plan_chunks
+
+
+@pytest.mark.parametrize("chunk_length", [1, 7, 16, 64])
+def test_every_row_that_is_not_context_is_asked_exactly_once(chunk_length: int) -> None:
+    context = np.zeros(150, bool)
+    context[20:27] = context[90:97] = context[0:3] = True
+    plan = plan_chunks(context, prefix_length=7, chunk_length=chunk_length)
+    asked = np.sort(plan.asked_rows[plan.asked])
+    assert asked.tolist() == np.flatnonzero(~context).tolist()
+
+
+def test_pieces_of_a_run_are_nearly_equal() -> None:
+    plan = plan_chunks(np.zeros(130, bool), prefix_length=0, chunk_length=64)
+    assert plan.asked.sum(axis=1).tolist() == [65, 65]
+
+
+def test_a_prefix_before_the_batch_is_padding() -> None:
+    plan = plan_chunks(np.zeros(4, bool), prefix_length=3, chunk_length=4)
+    column = torch.arange(4)
+    chunks = gather_chunks(plan, column.float()[:, None], column, column, column * 0)
+    assert chunks.segment_ids.tolist() == [[-1, -1, -1, 0, 0, 0, 0]]
+    assert chunks.timesteps[0, 3:].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("n_layer", [1, 2])
+def test_window_values_from_fragments_equal_those_of_the_whole_episode(n_layer: int) -> None:
+    """Context reaches across the fragment border: K-1 steps travel with the second fragment."""
+    context_length, steps, cut = 6, 30, 13
+    spec = ActionSpec.from_space(gym.spaces.Discrete(3))
+    torch.manual_seed(0)
+    config = GPT2CriticConfig(
+        context_length=context_length, attention="window", n_layer=n_layer, n_head=2, n_embd=8
+    )
+    critic = GPT2Critic(config, 4, spec).eval()
+    obs, actions = torch.randn(steps, 4), torch.randint(3, (steps,))
+    t = torch.arange(steps)
+    with torch.no_grad():
+        whole = critic(Chunks(obs[None], actions[None], t[None], t[None] * 0), steps)[0]
+        rows = np.concatenate([np.arange(cut), np.arange(cut - context_length + 1, steps)])
+        context = np.zeros(len(rows), bool)
+        context[cut : cut + context_length - 1] = True
+        segments = torch.from_numpy(np.repeat([0, 1], [cut, len(rows) - cut]))
+        plan = plan_chunks(context, context_length - 1, chunk_length=8)
+        chunks = gather_chunks(plan, obs[rows], actions[rows], t[rows], segments)
+        values = critic(chunks, plan.num_values)
+    asked = torch.from_numpy(plan.asked)
+    expected = whole[rows][torch.from_numpy(plan.asked_rows)]
+    torch.testing.assert_close(values[asked], expected[asked], rtol=0, atol=1e-5)
