@@ -13,6 +13,7 @@ from typing import Any, Self, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +30,7 @@ from rl_service.config.settings import Settings
 from rl_service.runs import TrainResult
 from rl_service.runs.progress_file import ProgressFile
 
-_REFRESH_PER_S = 2.0
+_REFRESH_PER_S = 4.0
 _SPARKLINE_WIDTH = 24
 
 
@@ -111,7 +112,8 @@ class RichProgress:
         self._console = Console(file=out)
         self._view: _View | None = None
         self._live: Live | None = None
-        self._spinner = self._console.status("Starting the rollout workers")
+        spinner = Spinner("dots", " Starting the rollout workers")
+        self._spinner = self._live_display(spinner, transient=True)
 
     def __enter__(self) -> Self:
         """Shows that something happens until the first step is sampled."""
@@ -144,13 +146,7 @@ class RichProgress:
         self._console.print()
         earlier_rows = ProgressFile(run_path / "progress.jsonl").read()
         self._view = _View(Pace(settings, total_iterations), total_iterations, earlier_rows)
-        self._live = Live(
-            get_renderable=self._view.render,
-            console=self._console,
-            refresh_per_second=_REFRESH_PER_S,
-            redirect_stdout=False,  # what others print goes to the run's log
-            redirect_stderr=False,
-        )
+        self._live = self._live_display(self._view)
         self._live.start()
 
     def on_iteration(self, row: Mapping[str, Any]) -> None:
@@ -180,6 +176,16 @@ class RichProgress:
         self.__exit__(None, None, None)
         print_summary(self._console, result)
 
+    def _live_display(self, content: RenderableType, transient: bool = False) -> Live:
+        return Live(
+            content,
+            console=self._console,
+            transient=transient,
+            refresh_per_second=_REFRESH_PER_S,
+            redirect_stdout=False,  # what others print goes to the run's log
+            redirect_stderr=False,
+        )
+
 
 class _View:
     """What the live view shows."""
@@ -206,7 +212,7 @@ class _View:
         self._best = mean
         return True
 
-    def render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
         return Group("", self._progress_line(), self._return_line(), self._speed_line())
 
     def _progress_line(self) -> Table:

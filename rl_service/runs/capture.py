@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -31,17 +32,14 @@ def captured_output(log_path: Path) -> Iterator[tuple[TextIO, TextIO]]:
     _flush_standard_streams()
     with contextlib.ExitStack() as stack:
         with output_errors(log_path):
-            log = stack.enter_context(log_path.open("a", encoding="utf-8", buffering=1))
+            log = stack.enter_context(log_path.open("ab"))
         out = stack.enter_context(_kept(1, sys.stdout))
         err = stack.enter_context(_kept(2, sys.stderr))
+        stack.callback(_flush_standard_streams)
+        stack.enter_context(_line_buffered(sys.stdout))
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        # Python's streams buffer as they would on the real output; the log's show a line at once.
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            try:
-                yield out, err
-            finally:
-                _flush_standard_streams()
+        yield out, err
 
 
 @contextlib.contextmanager
@@ -55,6 +53,23 @@ def _kept(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
             yield kept
         finally:
             os.dup2(saved, descriptor)
+
+
+@contextlib.contextmanager
+def _line_buffered(stream: TextIO) -> Iterator[None]:
+    """Lets the log show a line at once, where the stream was made for a pipe.
+
+    The stream itself stays: libraries keep it and write to it long after the block.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.line_buffering
+    stream.reconfigure(line_buffering=True)
+    try:
+        yield
+    finally:
+        stream.reconfigure(line_buffering=before)
 
 
 def _flush_standard_streams() -> None:

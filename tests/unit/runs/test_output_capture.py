@@ -98,6 +98,24 @@ def test_the_descriptors_are_those_of_before_at_the_end(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
+def test_a_library_that_kept_the_stream_can_write_to_it_later(tmp_path: Path) -> None:
+    program = (
+        "import logging, sys\n"
+        "from pathlib import Path\n"
+        "from rl_service.runs import captured_output\n"
+        "for name in ('first', 'second'):\n"
+        "    with captured_output(Path(sys.argv[1], name)):\n"
+        "        logging.basicConfig()\n"
+        "        logging.warning(name)\n"
+        "logging.warning('after')\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "WARNING:root:after\n"
+    assert (tmp_path / "first").read_text() == "WARNING:root:first\n"
+    assert (tmp_path / "second").read_text() == "WARNING:root:second\n"
+
+
 def test_a_log_that_cannot_be_opened_is_an_output_error(tmp_path: Path) -> None:
     with (
         pytest.raises(OutputError, match=r"log\.txt: no such file or directory"),
