@@ -47,7 +47,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, step: int, dropout: fl
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0
     )
-    return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2).transpose(-1, -2)
+    blocks: Tensor = out.unflatten(0, (q.shape[0], -1)).transpose(1, 2).transpose(-1, -2)
+    return blocks
 
 
 def _windows(x: Tensor, width: int, step: int) -> Tensor:

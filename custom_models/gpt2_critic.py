@@ -29,9 +29,11 @@ class GPT2Critic(nn.Module):
     def __init__(
         self, config: GPT2CriticConfig, observation_size: int, action_spec: ActionSpec
     ) -> None:
-        """Raises:
-        FileNotFoundError: if `config.pretrained` holds no GPT-2.
-        ValueError: if a window has more tokens than the trunk has positions.
+        """Builds the critic; a pretrained trunk decides its own size.
+
+        Raises:
+            FileNotFoundError: if `config.pretrained` holds no GPT-2.
+            ValueError: if a window has more tokens than the trunk has positions.
         """
         super().__init__()
         self.context_length = config.context_length

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def orthogonal_linear(in_features: int, out_features: int, gain: float) -> nn.Linear:
-    """A linear layer with orthogonal weights and zero bias, the usual start in policy gradients
-    (arXiv 2006.05990 measures what the gain of the last policy layer decides).
+    """A linear layer with orthogonal weights and zero bias, the usual start in policy gradients.
+
+    What the gain of the last policy layer decides was measured in arXiv 2006.05990.
     """
     layer = nn.Linear(in_features, out_features)
     nn.init.orthogonal_(layer.weight, gain)
@@ -36,7 +38,7 @@ def feed_forward(
     """Hidden layers `Linear -> activation -> ... -> Linear [-> activation]`."""
     layers: list[nn.Module] = []
     sizes = [in_features, *hidden_sizes]
-    for index, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for index, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         layers.append(orthogonal_linear(fan_in, fan_out, math.sqrt(2.0)))
         if activate_last or index < len(hidden_sizes) - 1:
             layers.append(_ACTIVATIONS[activation]())

@@ -17,7 +17,7 @@ from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor, nn
 
 from custom_models.configs import ModelConfig
-from custom_models.nets import build_actor_critic
+from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec, observation_size
 
 CONTEXT_OBS = "context_obs"
@@ -50,13 +50,15 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
         TorchModelV2.__init__(self, obs_space, action_space, num_outputs, model_config, name)
         nn.Module.__init__(self)
         config = _CONFIG.validate_python(net)
-        self.net = build_actor_critic(
+        self.net: ActorCritic = build_actor_critic(
             config,
             observation_size(obs_space),
             ActionSpec.from_space(action_space),
             with_critic=with_critic,
         )
         self._require_context(config.num_context_steps)
+
+    view_requirements: dict[str, ViewRequirement]
 
     def _require_context(self, num_steps: int) -> None:
         if num_steps == 0:
@@ -77,7 +79,8 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
         self, input_dict: dict[str, Any], state: list[Tensor], seq_lens: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Action distribution inputs (B, num_outputs) of the current observations alone."""
-        return self.net.actor(input_dict[SampleBatch.OBS].float()), state
+        obs: Tensor = input_dict[SampleBatch.OBS]
+        return self.net(obs.float()), state
 
     def value_function(self) -> Tensor:
         """Not per step: RLlib would ask at every env step for what one pass per fragment gives."""

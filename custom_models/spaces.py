@@ -32,8 +32,10 @@ class ActionSpec:
 
     @classmethod
     def from_space(cls, space: gym.Space[Any]) -> ActionSpec:
-        """Raises:
-        TypeError: if the space is neither Discrete nor a Box of floats.
+        """Reads an environment's action space.
+
+        Raises:
+            TypeError: if the space is neither Discrete nor a Box of floats.
         """
         if isinstance(space, gym.spaces.Discrete):
             return cls("discrete", int(space.n), start=int(space.start))
@@ -64,7 +66,7 @@ class ActionSpec:
         if self.kind == "discrete":
             return actions + self.start if self.start else actions
         scale, offset, low, high = self._affine
-        clipped = np.clip(actions * scale + offset, low, high)
+        clipped: npt.NDArray[Any] = np.clip(actions * scale + offset, low, high)
         return clipped.reshape(len(actions), *self.shape)
 
     @cached_property

@@ -13,7 +13,7 @@ A step is two tokens, its state and its action.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -153,12 +153,13 @@ class GPT2Trunk(nn.Module):
         hidden: Tensor = self.ln_f(x[:, -num_values:])
         return hidden
 
-    def _block(self, block: nn.Module, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
+    def _block(self, block: Any, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
         """One pre-norm block for the rows `queries` (B, R, C) over all tokens `x` (B, 2T, C)."""
         hidden = queries + self._attend(block, queries, x, mask)  # (B, R, C)
-        return hidden + self._drop(self._feed_forward(block.mlp, block.ln_2(hidden)))
+        out: Tensor = hidden + self._drop(self._feed_forward(block.mlp, block.ln_2(hidden)))
+        return out
 
-    def _attend(self, block: nn.Module, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
+    def _attend(self, block: Any, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
         batch, num_rows, width = queries.shape
         num_blocks = mask.scores.shape[2]
         q, k, v = self._project(block, queries, x)  # (B, R, C), (B, 2T, C), (B, 2T, C)
@@ -170,9 +171,7 @@ class GPT2Trunk(nn.Module):
         y = y.permute(0, 2, 4, 1, 3).reshape(batch, num_rows, width).contiguous()  # (B, R, C)
         return self._drop(block.attn.c_proj(y))
 
-    def _project(
-        self, block: nn.Module, queries: Tensor, x: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, block: Any, queries: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, R, C), keys (B, 2T, C), values (B, 2T, C)."""
         attn, width = block.attn, self.n_embd
         if queries is x:
@@ -188,9 +187,10 @@ class GPT2Trunk(nn.Module):
         reach = mask.window_steps - mask.block_steps
         needed = 2 * (num_blocks * mask.block_steps + reach)
         y = F.pad(y, (0, 0, 2 * reach, 0))[:, -needed:]  # (B, S, C)
-        return y.unflatten(2, (self.n_head, -1)).permute(0, 2, 3, 1)
+        heads: Tensor = y.unflatten(2, (self.n_head, -1)).permute(0, 2, 3, 1)
+        return heads
 
-    def _feed_forward(self, mlp: nn.Module, x: Tensor) -> Tensor:
+    def _feed_forward(self, mlp: Any, x: Tensor) -> Tensor:
         hidden = mlp.c_fc(x)  # (B, R, 4C)
         hidden = F.gelu(hidden, approximate="tanh") if self._tanh_gelu else mlp.act(hidden)
         out: Tensor = mlp.c_proj(hidden)  # (B, R, C)

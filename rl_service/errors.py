@@ -1,14 +1,14 @@
 """Errors that a user can cause and mend.
 
-    RLServiceError             one line: what, why, what to do; the command line exits with 2
-    ├── SettingsError          a setting, flag or preset
-    ├── EnvError               an environment that is unknown or that a model cannot read
-    ├── CheckpointError        a missing, truncated or foreign checkpoint
-    ├── BundleError            a missing, truncated or foreign policy bundle
-    ├── ObservationError       an observation that a policy cannot read
-    ├── OutputError            a folder that cannot be written, a full disk
-    └── ResourceError          more CPUs or GPUs than there are
-    TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
+RLServiceError             one line: what, why, what to do; the command line exits with 2
+├── SettingsError          a setting, flag or preset
+├── EnvError               an environment that is unknown or that a model cannot read
+├── CheckpointError        a missing, truncated or foreign checkpoint
+├── BundleError            a missing, truncated or foreign policy bundle
+├── ObservationError       an observation that a policy cannot read
+├── OutputError            a folder that cannot be written, a full disk
+└── ResourceError          more CPUs or GPUs than there are
+TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from rl_service.config.settings import EnvSettings
 from rl_service.config.text import one_line
 from rl_service.envs.make import make_env
 from rl_service.errors import EnvError, OutputError
-from rl_service.runs.files import output_errors
+from rl_service.files import output_errors
 
 DEFAULT_FPS = 30
 

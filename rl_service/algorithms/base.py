@@ -82,7 +82,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         sampled = time.perf_counter()
         num_steps = int(batch[LOSS_MASK].sum())
         self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
-        stats = self.learner_policy.learn_on_batch(batch)
+        stats: dict[str, float] = self.learner_policy.learn_on_batch(batch)
         self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
         self.learner_policy.global_timestep = self.env_steps
         _check_finite(stats)

@@ -57,8 +57,8 @@ class FlatOptimizer:
             Norm of the gradient before clipping, a scalar.
         """
         self.grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.linalg.vector_norm(self.grad)
+        loss.backward()
+        norm: Tensor = torch.linalg.vector_norm(self.grad)
         if grad_clip is not None:
             self.grad.mul_((grad_clip / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()

@@ -133,7 +133,8 @@ class PPOPolicy(ActorCriticPolicy):
         if clip is not None:
             near = batch.values + (values - batch.values).clamp(-clip, clip)
             error = torch.maximum(error, (near - batch.targets).square())
-        return (error * batch.loss_mask).sum() / batch.loss_mask.sum().clamp(min=1)
+        loss: Tensor = (error * batch.loss_mask).sum() / batch.loss_mask.sum().clamp(min=1)
+        return loss
 
     def _update_value_stats(self, batch: CriticChunks) -> None:
         if self.settings.algorithm.normalize_values:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rl_service.runs.files import output_errors, sync_to_disk
+from rl_service.files import output_errors, sync_to_disk
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

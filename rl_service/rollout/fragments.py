@@ -54,7 +54,8 @@ def context_rows(batch: Columns, segments: npt.NDArray[np.int64]) -> npt.NDArray
     mask = batch[LOSS_MASK].astype(bool)
     final = np.zeros_like(mask)
     final[1:] = ~mask[1:] & mask[:-1] & (segments[1:] == segments[:-1])
-    return ~mask & ~final
+    context: npt.NDArray[np.bool_] = ~mask & ~final
+    return context
 
 
 def rows_from_view(batch: SampleBatch, num_context_steps: int) -> SampleBatch:
@@ -76,10 +77,7 @@ def rows_from_view(batch: SampleBatch, num_context_steps: int) -> SampleBatch:
     num_steps, num_final = batch.count, 0 if terminated else 1
     columns: Columns = {}
     for name in COLUMNS:
-        if name == LOSS_MASK:
-            steps = np.ones(num_steps, np.bool_)
-        else:
-            steps = np.asarray(batch[name])
+        steps = np.asarray(batch[name]) if name != LOSS_MASK else np.ones(num_steps, np.bool_)
         rows = np.zeros((num_context + num_steps + num_final, *steps.shape[1:]), steps.dtype)
         rows[num_context : num_context + num_steps] = steps
         columns[name] = rows

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from rl_service.runs.files import output_errors
+from rl_service.files import output_errors
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rl_service.errors import CheckpointError
-from rl_service.runs.files import output_errors, sha256_of, sync_to_disk
+from rl_service.files import output_errors, sha256_of, sync_to_disk
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"

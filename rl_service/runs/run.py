@@ -26,7 +26,7 @@ from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError, SettingsError
 from rl_service.runs.checkpoints import CheckpointStore
 from rl_service.runs.environment import describe_environment
-from rl_service.runs.files import as_folder_name, output_errors, write_atomic
+from rl_service.files import as_folder_name, output_errors, write_atomic
 from rl_service.runs.progress_file import ProgressFile
 
 RUNS_FOLDER = "runs"

@@ -26,7 +26,7 @@ ORDER = [
     ["custom_models.registry"],
     # The vocabulary.
     ["rl_service.errors", "rl_service.metrics", "rl_service.normalization"],
-    ["rl_service.runs.files"],
+    ["rl_service.files"],
     # The service.
     ["tune_configs"],
     ["rl_service.config"],
