@@ -33,8 +33,8 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"{path} cannot be read, it is truncated or of another program "
-            f"({str(error).splitlines()[0]}); resume from an older checkpoint"
+            f"{path} cannot be read: it is truncated or of another program "
+            f"({type(error).__name__}); resume from an older checkpoint"
         ) from error
     if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
         raise CheckpointError(f"{path} is no training state of format {STATE_FORMAT}")
