@@ -21,6 +21,9 @@ def ray_session(resources: ResourceSettings) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray starts workers at niceness 15: beside any other busy process they would starve, and the
+    # learner waits for the slowest of them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's own warning about zero GPUs changes nothing here and would fill the log.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if os.environ.get("RAY_ADDRESS"):

@@ -117,10 +117,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[SampleBatch]:
         local: VectorRolloutWorker = self.env_runner
         if self.config.num_env_runners == 0:
-            batch = local.sample(num_vector_steps)
-            local.get_filters(flush_after=True)
-            self._new_episodes += local.get_metrics()
-            return [batch]
+            return [self._sample_here(local, num_vector_steps)]
         worker_ids = self._live_workers()
         shares = [len(part) for part in np.array_split(range(num_vector_steps), len(worker_ids))]
         busy = [(w, n) for w, n in zip(worker_ids, shares, strict=True) if n]
@@ -136,6 +133,15 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             for name, changed in sampled.filters.items():
                 local.filters[name].apply_changes(changed)
         return [sampled.batch for sampled in results]
+
+    def _sample_here(self, local: VectorRolloutWorker, num_vector_steps: int) -> SampleBatch:
+        try:
+            batch: SampleBatch = local.sample(num_vector_steps)
+        except Exception as error:
+            raise TrainingFailedError(_env_failure("the sampler", error)) from error
+        local.get_filters(flush_after=True)
+        self._new_episodes += local.get_metrics()
+        return batch
 
     def _live_workers(self) -> list[int]:
         """Ids of healthy workers; waits for restarted ones if none is left.
@@ -250,13 +256,17 @@ def _sample_request(
             batch = worker.sample(num_vector_steps)
         except Exception as error:
             logger.exception("sampling failed")
-            kind = type(error).__name__
-            return (
-                f"rollout worker {worker.worker_index} failed in its environment: {kind}: {error}"
-            )
+            return _env_failure(f"rollout worker {worker.worker_index}", error)
         return _Sampled(batch, worker.get_filters(flush_after=True), worker.get_metrics())
 
     return request
+
+
+def _env_failure(who: str, error: Exception) -> str:
+    return (
+        f"{who} failed in its environment: {type(error).__name__}: {error}; "
+        f"mend the environment, then go on from the last checkpoint with --resume"
+    )
 
 
 def _check_finite(stats: dict[str, float]) -> None:

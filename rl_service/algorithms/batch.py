@@ -62,18 +62,7 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     """Computes values once, then advantages, and cuts the batch into both views."""
     batch: Columns = {name: np.asarray(samples[name]) for name in samples}
     segments = segment_ids(batch)
-    plan = plan_chunks(
-        context_rows(batch, segments),
-        prefix_length=policy.num_context_steps,
-        chunk_length=_chunk_length(policy),
-    )
-    chunks = gather_chunks(
-        plan,
-        policy.to_device(batch[SampleBatch.OBS]),
-        policy.to_device(batch[SampleBatch.ACTIONS]),
-        policy.to_device(batch[SampleBatch.T]),
-        policy.to_device(segments),
-    )
+    plan, chunks = _cut(policy, batch, segments)
     values = _scatter(plan, len(segments), compute_values(policy, chunks, plan.num_values))
     algorithm = policy.settings.algorithm
     advantages, targets = generalized_advantages(
@@ -89,6 +78,31 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
             values=policy.to_device(values[asked_rows]),
         ),
     )
+
+
+def values_of_rows(policy: ActorCriticPolicy, batch: Columns) -> npt.NDArray[np.float32]:
+    """Values (N,) of step and final rows in units of the return; context rows get 0."""
+    segments = segment_ids(batch)
+    plan, chunks = _cut(policy, batch, segments)
+    return _scatter(plan, len(segments), compute_values(policy, chunks, plan.num_values))
+
+
+def _cut(
+    policy: ActorCriticPolicy, batch: Columns, segments: npt.NDArray[np.int64]
+) -> tuple[ChunkPlan, Chunks]:
+    plan = plan_chunks(
+        context_rows(batch, segments),
+        prefix_length=policy.num_context_steps,
+        chunk_length=_chunk_length(policy),
+    )
+    chunks = gather_chunks(
+        plan,
+        policy.to_device(batch[SampleBatch.OBS]),
+        policy.to_device(batch[SampleBatch.ACTIONS]),
+        policy.to_device(batch[SampleBatch.T]),
+        policy.to_device(segments),
+    )
+    return plan, chunks
 
 
 def _chunk_length(policy: ActorCriticPolicy) -> int:

@@ -1,0 +1,355 @@
+"""Training for real: exact resume, separate learning rates, faults, every environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.critic import Chunks
+from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.algorithms.registry import build_algorithm
+from rl_service.config.settings import (
+    EnvSettings,
+    EvaluationSettings,
+    PPOSettings,
+    ResourceSettings,
+    Settings,
+    StopSettings,
+    TrackingSettings,
+)
+from rl_service.errors import CheckpointError, TrainingFailedError
+from rl_service.policies import load_bundle
+from rl_service.runs import Run, TrainResult
+from rl_service.training import train
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+MLP = MLPConfig(hidden_sizes=(16,), critic_hidden_sizes=(16,))
+GPT2 = GPT2CriticConfig(
+    hidden_sizes=(16, 16), context_length=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
+)
+ENVIRONMENTS = (
+    "CartPole-v1",
+    "Acrobot-v1",
+    "LunarLander-v3",
+    "BipedalWalker-v3",
+    "Pendulum-v1",
+    "HalfCheetah-v4",
+    "Walker2d-v4",
+)
+
+
+def small_settings(
+    model: ModelConfig = MLP,
+    *,
+    env: str = "Pendulum-v1",
+    workers: int = 0,
+    iterations: int = 4,
+    output_dir: Path | None = None,
+    **algorithm: Any,
+) -> Settings:
+    return Settings(
+        env=EnvSettings(
+            id=env,
+            max_episode_steps=50,
+            observation_filter="MeanStdFilter",
+            normalize_returns=True,
+        ),
+        model=model,
+        algorithm=PPOSettings(
+            **{
+                "train_batch_size": 128,
+                "minibatch_size": 32,
+                "num_epochs": 2,
+                "lr_schedule": "linear",
+                **algorithm,
+            }
+        ),
+        resources=ResourceSettings(num_env_runners=workers, num_envs_per_env_runner=2),
+        stop=StopSettings(iterations=iterations),
+        evaluation=EvaluationSettings(interval=2, num_episodes=2, final_num_episodes=2),
+        tracking=TrackingSettings(
+            output_dir=str(output_dir or "."), tensorboard=False, checkpoint_interval=1
+        ),
+        seed=5,
+    )
+
+
+class Recorder:
+    """Keeps what a run reports, and may act after an iteration."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.messages: list[str] = []
+
+    def on_start(self, *args: Any) -> None: ...
+
+    def on_iteration(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+    def on_evaluation(self, row: Mapping[str, Any]) -> None: ...
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def on_finish(self, result: TrainResult) -> None: ...
+
+
+@pytest.fixture
+def build(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Builds algorithms that are stopped at the end of the test."""
+    built: list[OnPolicyAlgorithm] = []
+
+    def one(settings: Settings) -> OnPolicyAlgorithm:
+        built.append(build_algorithm(settings))
+        return built[-1]
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
+
+
+def weights(algorithm: OnPolicyAlgorithm) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in algorithm.learner_policy.net.state_dict().items()}
+
+
+def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
+def test_resumed_training_equals_unbroken_training(
+    model: ModelConfig, workers: int, tmp_path: Path, build: Any
+) -> None:
+    settings = small_settings(model, workers=workers)
+    unbroken = build(settings)
+    for _ in range(2):
+        unbroken.train()
+    unbroken.save_checkpoint(str(tmp_path))
+    for _ in range(2):
+        unbroken.train()
+    expected, steps = weights(unbroken), unbroken.env_steps
+    unbroken.stop()
+    resumed = build(settings)
+    resumed.load_checkpoint(str(tmp_path))
+    assert resumed.iteration == 2
+    for _ in range(2):
+        resumed.train()
+    assert (resumed.iteration, resumed.env_steps) == (4, steps)
+    assert_equal_weights(weights(resumed), expected)
+
+
+def test_same_seed_and_one_process_give_the_same_numbers(tmp_path: Path) -> None:
+    rows = []
+    for name in ("one", "two"):
+        settings = small_settings(GPT2, output_dir=tmp_path / name)
+        recorder = Recorder()
+        train(settings, observer=recorder, run=Run.create(settings, command=[]))
+        rows.append([_without_times(row) for row in recorder.rows])
+    assert rows[0] == rows[1]
+
+
+def _without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if not k.endswith("_s")}
+
+
+@pytest.mark.parametrize("frozen", ["actor", "critic"])
+def test_actor_and_critic_learning_rates_act_separately(frozen: str, build: Any) -> None:
+    algorithm = build(small_settings(GPT2, **{f"{frozen}_lr": 1e-30}))
+    before = weights(algorithm)
+    algorithm.train()
+    after = weights(algorithm)
+    moved = {n.split(".")[0] for n in after if (before[n] - after[n]).abs().max() > 1e-12}
+    assert moved == {"actor", "critic"} - {frozen}
+
+
+def test_learning_rates_fall_linearly_to_zero_over_the_run(build: Any) -> None:
+    algorithm = build(small_settings(actor_lr=1e-3, critic_lr=2e-3))
+    rows = [algorithm.train()["info"]["learner"] for _ in range(4)]
+    assert [row["actor_lr"] for row in rows] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    assert [row["critic_lr"] for row in rows] == pytest.approx([2e-3, 1.5e-3, 1e-3, 5e-4])
+
+
+def test_value_targets_are_learned_in_normalised_units(build: Any) -> None:
+    algorithm = build(small_settings())
+    algorithm.train()
+    policy = algorithm.learner_policy
+    assert policy.value_stats.count == 128
+    values = torch.tensor([float(policy.value_stats.mean), -3.0])
+    normalised = policy.normalise_values(values)
+    assert float(normalised[0]) == pytest.approx(0.0, abs=1e-6)
+    np.testing.assert_allclose(policy.denormalise_values(normalised.numpy()), values, rtol=1e-5)
+
+
+def test_a_kl_limit_ends_the_passes_early(build: Any) -> None:
+    algorithm = build(small_settings(num_epochs=10, actor_lr=1e-2, max_kl=1e-4))
+    learned = algorithm.train()["info"]["learner"]
+    assert learned["num_epochs_done"] == 1
+    assert learned["mean_kl_loss"] > 1e-4
+
+
+def test_bundle_acts_as_the_trained_policy_on_100_observations(tmp_path: Path) -> None:
+    settings = small_settings(output_dir=tmp_path, iterations=2)
+    run = Run.create(settings, command=[])
+    train(settings, observer=Recorder(), run=run)
+    algorithm = build_algorithm(settings)
+    try:
+        checkpoint = run.checkpoints.latest()
+        algorithm.load_checkpoint(str(checkpoint))
+        observations = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+        normalizer = algorithm.observation_normalizer()
+        assert normalizer is not None
+        inputs = torch.from_numpy(normalizer(observations))
+        with torch.no_grad():
+            expected = algorithm.learner_policy.net.actor(inputs).numpy()
+    finally:
+        algorithm.stop()
+    actual = load_bundle(run.bundle_path).act(observations, deterministic=True).dist_inputs
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("env", ENVIRONMENTS)
+@pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
+def test_every_environment_trains_three_iterations(
+    env: str, model: ModelConfig, build: Any
+) -> None:
+    algorithm = build(small_settings(model, env=env, iterations=3))
+    for _ in range(3):
+        learned = algorithm.train()["info"]["learner"]
+    assert algorithm.env_steps == 3 * 128
+    assert all(np.isfinite(value) for value in learned.values())
+
+
+def test_a_run_goes_on_without_a_killed_worker_and_keeps_its_batch_size(tmp_path: Path) -> None:
+    settings = small_settings(workers=2, iterations=8, output_dir=tmp_path)
+    run = Run.create(settings, command=[])
+
+    class Killer(Recorder):
+        def on_iteration(self, row: Mapping[str, Any]) -> None:
+            super().on_iteration(row)
+            if row["training_iteration"] == 2:
+                os.kill(worker_pids()[0], signal.SIGKILL)
+
+    killer = Killer()
+    result = train(settings, observer=killer, run=run)
+    assert result.status == "finished"
+    steps = [row["num_env_steps_sampled_lifetime"] for row in killer.rows]
+    assert steps == [128 * i for i in range(1, 9)]
+    assert killer.rows[2]["num_env_runners"] == 1
+    assert all(np.isfinite(row["policy_loss"]) for row in killer.rows)
+
+
+def worker_pids() -> list[int]:
+    """The rollout workers below this process: driver, raylet, worker."""
+    processes = {int(p.name): p for p in Path("/proc").iterdir() if p.name.isdigit()}
+    return [
+        pid
+        for pid, path in processes.items()
+        if _command(path).startswith("ray::VectorRolloutWorker")
+        and _parent(processes.get(_parent(path))) == os.getpid()
+    ]
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
+def _parent(process: Path | None) -> int:
+    if process is None:
+        return 0
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def test_numbers_that_blow_up_fail_the_run_and_keep_its_last_checkpoint(tmp_path: Path) -> None:
+    settings = small_settings(output_dir=tmp_path, actor_lr=1e30, lr_schedule="constant")
+    run = Run.create(settings, command=[])
+    with pytest.raises(TrainingFailedError, match="became NaN or infinite; lower the learning"):
+        train(settings, observer=Recorder(), run=run)
+
+
+class Breaking(gym.Env[Any, Any]):
+    """Raises in its 20th step."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == 20:
+            raise RuntimeError("the motor is stuck")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_that_raises_fails_the_run_with_its_own_words(
+    workers: int, tmp_path: Path
+) -> None:
+    settings = small_settings(
+        env=f"{__name__}:Breaking", workers=workers, output_dir=tmp_path
+    ).model_copy(update={"resources": ResourceSettings(num_env_runners=workers)})
+    with pytest.raises(TrainingFailedError, match="RuntimeError: the motor is stuck"):
+        train(settings, observer=Recorder(), run=Run.create(settings, command=[]))
+
+
+def test_a_checkpoint_of_other_nets_is_refused(tmp_path: Path, build: Any) -> None:
+    first = build(small_settings())
+    first.save_checkpoint(str(tmp_path))
+    wider = build(small_settings(MLPConfig(hidden_sizes=(32,), critic_hidden_sizes=(16,))))
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        wider.load_checkpoint(str(tmp_path))
+    other = build(small_settings(GPT2))
+    with pytest.raises(CheckpointError, match="is of model mlp, the settings say gpt2_critic"):
+        other.load_checkpoint(str(tmp_path))
+
+
+def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build: Any) -> None:
+    """The learner's values of an episode cut into fragments are those of the whole episode."""
+    from rl_service.algorithms.batch import compute_values
+    from rl_service.rollout.fragments import LOSS_MASK
+
+    config = GPT2.model_copy(update={"attention": "window", "dropout": 0.0})
+    settings = small_settings(config).model_copy(
+        update={"resources": ResourceSettings(num_env_runners=0, num_envs_per_env_runner=1)}
+    )
+    algorithm = build(settings)
+    algorithm.train()  # so that values are not all alike
+    sampler = algorithm.env_runner._vector_sampler
+    sampler.sample(50 - int(sampler._t[0]))  # to the border of an episode
+    assert sampler._t[0] == 0
+    pieces = [sampler.sample(17), sampler.sample(17), sampler.sample(16)]
+    policy = algorithm.learner_policy
+    from_fragments = np.concatenate([_values(policy, p)[p[LOSS_MASK]] for p in pieces])
+    steps = {k: np.concatenate([p[k][p[LOSS_MASK]] for p in pieces]) for k in pieces[0]}
+    whole = Chunks(
+        *(torch.from_numpy(steps[k])[None] for k in ("obs", "actions", "t")),
+        segment_ids=torch.zeros(1, 50, dtype=torch.int64),
+    )
+    expected = compute_values(policy, whole, 50)[0]
+    np.testing.assert_allclose(from_fragments, expected, rtol=0, atol=1e-5)
+
+
+def _values(policy: Any, piece: dict[str, Any]) -> Any:
+    from rl_service.algorithms.batch import values_of_rows
+
+    return values_of_rows(policy, piece)
