@@ -23,6 +23,7 @@ from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes
 from rl_service.normalization import RunningMeanStd
+from rl_service.process import prepare_process
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
 from rl_service.rollout.sampler import VectorSampler
 
@@ -40,11 +41,9 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
 
     def __init__(self, **kwargs: Any) -> None:
         config = kwargs["config"]
-        torch.set_num_threads(
-            config.settings.resources.worker_threads
-            if kwargs.get("worker_index", 0)
-            else config.settings.resources.learner_threads
-        )
+        resources = config.settings.resources
+        is_learner = kwargs.get("worker_index", 0) == 0
+        prepare_process(resources.learner_threads if is_learner else resources.worker_threads)
         super().__init__(**kwargs)
         self._vector_sampler: VectorSampler | None = None
         if self.async_env is not None:

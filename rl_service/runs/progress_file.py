@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_service.errors import CheckpointError
-from rl_service.metrics import check_row, json_row
 from rl_service.files import output_errors, write_atomic
+from rl_service.metrics import check_row, json_row
 
 
 @dataclass(frozen=True)

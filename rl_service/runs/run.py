@@ -24,9 +24,9 @@ from typing import Any
 from rl_service.config import dump_settings, load_settings
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError, SettingsError
+from rl_service.files import as_folder_name, output_errors, write_atomic
 from rl_service.runs.checkpoints import CheckpointStore
 from rl_service.runs.environment import describe_environment
-from rl_service.files import as_folder_name, output_errors, write_atomic
 from rl_service.runs.progress_file import ProgressFile
 
 RUNS_FOLDER = "runs"

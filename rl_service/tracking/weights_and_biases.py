@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import rl_service
+from rl_service.files import write_atomic
 from rl_service.metrics import json_row
 from rl_service.runs import Run
-from rl_service.files import write_atomic
 from rl_service.tracking.tracker import Notify, RunStatus
 
 # Its telemetry waits 20 s for an unreachable server when the process ends. Read at import.

@@ -31,7 +31,7 @@ ORDER = [
     ["tune_configs"],
     ["rl_service.config"],
     ["rl_service.envs"],
-    ["rl_service.machine", "rl_service.pretrained", "rl_service.ray_session"],
+    ["rl_service.machine", "rl_service.pretrained", "rl_service.process", "rl_service.ray_session"],
     ["rl_service.rollout"],
     ["rl_service.algorithms"],
     ["rl_service.policies"],

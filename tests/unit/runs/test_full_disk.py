@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from rl_service.errors import OutputError
+from rl_service.files import write_atomic
 from rl_service.metrics import METRICS
 from rl_service.runs import CheckpointStore
-from rl_service.runs.files import write_atomic
 from rl_service.runs.progress_file import ProgressFile
 
 DISK_BYTES = 256 * 1024

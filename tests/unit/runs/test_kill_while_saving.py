@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from rl_service.files import write_atomic
 from rl_service.runs import CheckpointStore
-from rl_service.runs.files import write_atomic
 
 OLD, NEW = "old " * 1000, "new " * 1000
 _FILE_EVENTS = ("open", "os.", "shutil.", "tempfile.", "pathlib.")

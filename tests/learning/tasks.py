@@ -1,0 +1,32 @@
+"""What is promised to be learned, from the presets that a user's command takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A preset and the return that its best policy reaches, averaged over the seeds."""
+
+    env: str
+    model: str
+    target: float
+    """Mean return of 20 deterministic episodes, episode i starting from seed + i."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.env} {self.model}"
+
+    @property
+    def command(self) -> str:
+        return f"rl-service train -e {self.env} -m {self.model}"
+
+
+TASKS = (
+    Task("CartPole-v1", "mlp", 475.0),
+    Task("Pendulum-v1", "mlp", -250.0),
+    Task("LunarLander-v3", "gpt2_critic", 150.0),
+)
