@@ -12,7 +12,7 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ["WANDB_MODE"] = "offline"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_worker_niceness"] = "0"  # as in `rl_service.ray_session`
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `rl_service.ray_session`
 
 import numpy as np
 import pytest
