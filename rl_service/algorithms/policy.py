@@ -13,6 +13,7 @@ from ray.rllib.models.catalog import ModelCatalog
 from ray.rllib.models.modelv2 import ModelV2
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
+from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
 from custom_models.heads import distribution
@@ -46,6 +47,9 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         super().__init__(observation_space, action_space, config)
         self.net: ActorCritic = self.model.net
         self.num_context_steps = num_context_steps(self.view_requirements)
+        for column in (SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS):
+            # Made while acting, wanted in training: RLlib's sampler keeps only what is asked for.
+            self.view_requirements[column] = ViewRequirement(used_for_compute_actions=False)
         self.optimizers = self.build_optimizers() if self.is_learner else {}
 
     def make_model(self) -> ModelV2:
