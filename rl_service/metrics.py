@@ -43,8 +43,10 @@ METRICS: dict[str, Metric] = {
     "critic_lr": Metric("1", "learning rate of the critic in the iteration"),
     "kl_coeff": Metric("1", "weight of the KL penalty in the iteration"),
     "env_steps_per_s": Metric("env steps/s", "steps of the iteration by its duration"),
-    "sample_time_s": Metric("s", "time spent sampling"),
-    "learn_time_s": Metric("s", "time spent learning"),
+    "sample_time_s": Metric(
+        "s", "time that sampling the batch took; workers sample while the critic learns"
+    ),
+    "learn_time_s": Metric("s", "time that learning from the batch took"),
     "iteration_time_s": Metric("s", "duration of the iteration without evaluation"),
     "time_total_s": Metric("s", "time since the run began, pauses before a resume left out"),
     "num_env_runners": Metric("workers", "rollout workers that are alive"),

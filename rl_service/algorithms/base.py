@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,6 +18,7 @@ from ray.rllib.policy.policy import Policy
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
+from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.config import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.state import read_state, write_state
@@ -53,6 +55,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
 
     def setup(self, config: OnPolicyConfig) -> None:
         self._new_episodes: list[RolloutMetrics] = []
+        self._next_samples: _Samples | None = None
         super().setup(config)
 
     @property
@@ -76,22 +79,31 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         return int(self._counters[NUM_ENV_STEPS_SAMPLED])
 
     def training_step(self) -> dict[str, Any]:
-        """One iteration: sample, learn. Weights travel with the next sample request."""
-        started = time.perf_counter()
-        batch = self._sample()
-        sampled = time.perf_counter()
-        num_steps = int(batch[LOSS_MASK].sum())
-        self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
-        stats: dict[str, float] = self.learner_policy.learn_on_batch(batch)
-        self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
-        self.learner_policy.global_timestep = self.env_steps
-        _check_finite(stats)
-        return stats | {
-            "sample_time_s": sampled - started,
-            "learn_time_s": time.perf_counter() - sampled,
-        }
+        """One iteration: takes a batch, improves the actor, fits the critic.
 
-    def _sample(self) -> SampleBatch:
+        Sampling needs the actor alone, so rollout workers sample the next batch with the new
+        actor while the critic is being fitted here. Nothing is ever sampled with old weights.
+        """
+        sampled = self._next_samples or self._sample()
+        self._next_samples = None
+        self._new_episodes += sampled.episodes
+        num_steps = int(sampled.batch[LOSS_MASK].sum())
+        self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
+        started, policy = time.perf_counter(), self.learner_policy
+        batch = build_learner_batch(policy, sampled.batch)
+        stats = policy.update_actor(batch)
+        with ThreadPoolExecutor(1) as executor:
+            sampling = executor.submit(self._sample) if self.config.num_env_runners else None
+            stats |= policy.update_critic(batch)
+            stats["learn_time_s"] = time.perf_counter() - started
+            self._next_samples = sampling.result() if sampling else None
+        stats["sample_time_s"] = sampled.time_s
+        self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
+        policy.global_timestep = self.env_steps
+        _check_finite(stats)
+        return stats
+
+    def _sample(self) -> _Samples:
         """Rows of fragments that hold `train_batch_size` steps, whoever sampled them.
 
         Vector steps are dealt evenly to the live workers. What a dying worker leaves undone is
@@ -99,13 +111,18 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         """
         num_envs = self.settings.resources.num_envs_per_env_runner
         missing = self.settings.algorithm.train_batch_size // num_envs
-        batches: list[SampleBatch] = []
+        started = time.perf_counter()
+        rounds: list[_Sampled] = []
         broadcast = self._put_broadcast()
         while missing > 0:
-            for batch in self._sample_round(missing, broadcast):
-                missing -= int(batch[LOSS_MASK].sum()) // num_envs
-                batches.append(batch)
-        return concat_samples(batches)
+            for sampled in self._sample_round(missing, broadcast):
+                missing -= int(sampled.batch[LOSS_MASK].sum()) // num_envs
+                rounds.append(sampled)
+        return _Samples(
+            batch=concat_samples([sampled.batch for sampled in rounds]),
+            episodes=[episode for sampled in rounds for episode in sampled.episodes],
+            time_s=time.perf_counter() - started,
+        )
 
     def _put_broadcast(self) -> Any:
         """Weights and merged filters, once in the object store for all workers."""
@@ -114,7 +131,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         local = self.env_runner
         return ray.put((self.learner_policy.get_weights(), local.get_filters()))
 
-    def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[SampleBatch]:
+    def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[_Sampled]:
         local: VectorRolloutWorker = self.env_runner
         if self.config.num_env_runners == 0:
             return [self._sample_here(local, num_vector_steps)]
@@ -129,19 +146,16 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         for sampled in results:
             if isinstance(sampled, str):
                 raise TrainingFailedError(sampled)
-            self._new_episodes += sampled.episodes
             for name, changed in sampled.filters.items():
                 local.filters[name].apply_changes(changed)
-        return [sampled.batch for sampled in results]
+        return list(results)
 
-    def _sample_here(self, local: VectorRolloutWorker, num_vector_steps: int) -> SampleBatch:
+    def _sample_here(self, local: VectorRolloutWorker, num_vector_steps: int) -> _Sampled:
         try:
             batch: SampleBatch = local.sample(num_vector_steps)
         except Exception as error:
             raise TrainingFailedError(_env_failure("the sampler", error)) from error
-        local.get_filters(flush_after=True)
-        self._new_episodes += local.get_metrics()
-        return batch
+        return _Sampled(batch, local.get_filters(flush_after=True), local.get_metrics())
 
     def _live_workers(self) -> list[int]:
         """Ids of healthy workers; waits for restarted ones if none is left.
@@ -188,6 +202,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             "learner": self.learner_policy.get_learner_state(),
             "filters": {name: f.stats.state() for name, f in local.filters.items()},
             "workers": self._worker_states(),
+            "next_samples": self._next_samples and _pack(self._next_samples),
             "numpy_rng": np.random.get_state(legacy=False),
         }
         write_state(Path(checkpoint_dir), state)
@@ -218,6 +233,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self._iteration = state["iteration"]
         self._counters.update(state["counters"])
         np.random.set_state(state["numpy_rng"])
+        self._next_samples = state["next_samples"] and _unpack(state["next_samples"])
         self._restore_workers(state)
 
     def _restore_workers(self, state: dict[str, Any]) -> None:
@@ -230,6 +246,14 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self.env_runner_group.foreach_env_runner(restore)
 
 
+class _Samples(NamedTuple):
+    """A whole batch."""
+
+    batch: SampleBatch
+    episodes: list[RolloutMetrics]
+    time_s: float
+
+
 class _Sampled(NamedTuple):
     """What one worker brings home."""
 
@@ -237,6 +261,17 @@ class _Sampled(NamedTuple):
     filters: dict[str, RunningFilter]
     """Statistics; their buffers hold what this worker has seen since the last request."""
     episodes: list[RolloutMetrics]
+
+
+def _pack(samples: _Samples) -> dict[str, Any]:
+    """Plain values for a checkpoint."""
+    episodes = [(episode.episode_length, episode.episode_reward) for episode in samples.episodes]
+    return {"batch": dict(samples.batch), "episodes": episodes, "time_s": samples.time_s}
+
+
+def _unpack(packed: dict[str, Any]) -> _Samples:
+    episodes = [RolloutMetrics(length, reward) for length, reward in packed["episodes"]]
+    return _Samples(SampleBatch(packed["batch"]), episodes, packed["time_s"])
 
 
 def _sample_request(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -26,11 +27,14 @@ from rl_service.normalization import RunningMeanStd
 from rl_service.rollout.fragments import rows_from_view
 from rl_service.rollout.sampler import Acted
 
+if TYPE_CHECKING:
+    from rl_service.algorithms.batch import LearnerBatch
+
 ADAM_EPSILON = 1e-5
 
 
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
-    """Base of PPO, A2C and TRPO: subclasses write `learn_on_batch`.
+    """Base of PPO, A2C and TRPO: subclasses write `update_actor` and `update_critic`.
 
     On rollout workers it is an actor alone: the critic, both optimisers and the statistics of
     the value targets live in the learner, and only the actor's weights travel.
@@ -109,6 +113,14 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             return values
         out = values * self.value_stats.std + self.value_stats.mean
         return out.astype(np.float32)
+
+    @abstractmethod
+    def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
+        """Improves the actor; returns what `rl_service.metrics` lists for it."""
+
+    @abstractmethod
+    def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
+        """Fits the critic; it may not depend on the actor's update, nor that on it."""
 
     @property
     def progress(self) -> float:

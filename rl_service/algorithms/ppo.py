@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
 from custom_models.heads import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.batch import ActorRows, CriticChunks, build_learner_batch, shuffled
+from rl_service.algorithms.batch import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.algorithms.policy import ActorCriticPolicy
 
 
@@ -26,27 +25,22 @@ class PPOPolicy(ActorCriticPolicy):
         super().__init__(*args)
         self.kl_coeff: float = self.settings.algorithm.kl_coeff
 
-    def learn_on_batch(self, samples: SampleBatch) -> dict[str, float]:
-        """Updates both nets from rows of fragments.
-
-        Returns:
-            What `rl_service.metrics` lists for learning.
-        """
-        actor_lr, critic_lr = self._set_learning_rates()
-        batch = build_learner_batch(self, samples)
-        stats = {"vf_explained_var": explained_variance(batch.critic)}
-        stats |= self._fit_critic(batch.critic)
+    def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
+        stats = {"actor_lr": self._set_lr("actor", self.settings.algorithm.actor_lr)}
         stats |= self._improve_actor(batch.actor)
         self._adapt_kl_coeff(stats["mean_kl_loss"])
-        return stats | {"actor_lr": actor_lr, "critic_lr": critic_lr, "kl_coeff": self.kl_coeff}
+        return stats | {"kl_coeff": self.kl_coeff}
 
-    def _set_learning_rates(self) -> tuple[float, float]:
-        algorithm = self.settings.algorithm
-        left = 1.0 - self.progress if algorithm.lr_schedule == "linear" else 1.0
-        rates = (algorithm.actor_lr * left, algorithm.critic_lr * left)
-        self.optimizers["actor"].set_lr(rates[0])
-        self.optimizers["critic"].set_lr(rates[1])
-        return rates
+    def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
+        stats = {"critic_lr": self._set_lr("critic", self.settings.algorithm.critic_lr)}
+        stats["vf_explained_var"] = explained_variance(batch.critic)
+        return stats | self._fit_critic(batch.critic)
+
+    def _set_lr(self, name: str, start: float) -> float:
+        linear = self.settings.algorithm.lr_schedule == "linear"
+        lr = start * (1.0 - self.progress) if linear else start
+        self.optimizers[name].set_lr(lr)
+        return lr
 
     def _permutation(self, num_items: int) -> Tensor:
         return torch.from_numpy(self.rng.permutation(num_items)).to(self.device)
