@@ -110,7 +110,7 @@ class PPOPolicy(ActorCriticPolicy):
         num_steps = int(batch.loss_mask.sum())
         num_minibatches = min(num_chunks, max(1, round(num_steps / algorithm.minibatch_size)))
         totals: list[Tensor] = []
-        for _ in range(algorithm.num_epochs):
+        for _ in range(algorithm.critic_num_epochs or algorithm.num_epochs):
             for minibatch in shuffled(batch, self._permutation(num_chunks), num_minibatches):
                 loss = self._critic_loss(minibatch)
                 norm = self.optimizers["critic"].step(loss, algorithm.grad_clip)

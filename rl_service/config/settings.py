@@ -58,7 +58,10 @@ class PPOSettings(_Group):
     """Env steps an iteration, over all workers."""
     minibatch_size: PositiveInt = 128
     num_epochs: PositiveInt = 5
-    """Passes over each batch (not iterations)."""
+    """Passes of the actor over each batch (not iterations)."""
+    critic_num_epochs: PositiveInt | None = None
+    """Passes of the critic over each batch; None: as many as the actor. A critic that reads the
+    history learns more from a pass than an MLP does, and pays more for it."""
     normalize_advantages: bool = True
     normalize_values: bool = True
     """Let the critic learn value targets that are normalised by their running mean and

@@ -312,6 +312,18 @@ def test_an_environment_that_raises_fails_the_run_with_its_own_words(
         train(settings, observer=Recorder(), run=Run.create(settings, command=[]))
 
 
+def test_the_documented_example_environment_is_solved(tmp_path: Path) -> None:
+    settings = small_settings(
+        env="docs.examples.own_environment:Corridor",
+        iterations=20,
+        output_dir=tmp_path,
+        actor_lr=3e-3,
+        lr_schedule="constant",
+    )
+    result = train(settings, observer=Recorder(), run=Run.create(settings, command=[]))
+    assert result.episode_return_mean == pytest.approx(1.0 - 7 * 0.1)
+
+
 def test_a_checkpoint_of_other_nets_is_refused(tmp_path: Path, build: Any) -> None:
     first = build(small_settings())
     first.save_checkpoint(str(tmp_path))
