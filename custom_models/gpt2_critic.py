@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig
-from custom_models.critic import Chunks
+from custom_models.critic import PADDING_SEGMENT, Chunks
 from custom_models.heads import orthogonal_linear
 from custom_models.spaces import ActionSpec
 from custom_models.transformer import GPT2Trunk, load_gpt2
@@ -85,7 +85,7 @@ class GPT2Critic(nn.Module):
         short = num_values + self.context_length - 1 - tokens.shape[1]
         if short > 0:  # the chunk brings less context than a window holds: pad on the left
             tokens = nn.functional.pad(tokens, (0, 0, 0, 0, short, 0))
-            segment_ids = nn.functional.pad(segment_ids, (short, 0), value=-1)
+            segment_ids = nn.functional.pad(segment_ids, (short, 0), value=PADDING_SEGMENT)
         num_steps = num_values + self.context_length - 1
         windows = tokens[:, -num_steps:].unfold(1, self.context_length, 1)  # (B, V, 2, C, K)
         windows = windows.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*V, K, 2, C)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,22 @@ class CategoricalHead(nn.Module):
         return logits
 
 
+class _Bounded(torch.autograd.Function):
+    """Clamps log standard deviations; a gradient that leads back inside always passes."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor) -> Tensor:
+        ctx.save_for_backward(raw)
+        return raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (raw,) = ctx.saved_tensors
+        # Descent moves against the gradient: a negative one would push up.
+        outward = ((raw >= LOG_STD_MAX) & (grad < 0)) | ((raw <= LOG_STD_MIN) & (grad > 0))
+        return grad.masked_fill(outward, 0.0)
+
+
 class GaussianHead(nn.Module):
     """Mean and log standard deviation of a continuous action, side by side."""
 
@@ -73,7 +90,7 @@ class GaussianHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         mean: Tensor = self.mean(features)  # (B, A)
         raw = self.log_std_layer(features) if self.state_dependent else self.log_std
-        log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX).expand_as(mean)  # (B, A)
+        log_std = _Bounded.apply(raw).expand_as(mean)  # type: ignore[no-untyped-call]  # (B, A)
         return torch.cat([mean, log_std], dim=-1)  # (B, 2A)
 
 

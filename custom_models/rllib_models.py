@@ -84,9 +84,7 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
 
     def value_function(self) -> Tensor:
         """Not per step: RLlib would ask at every env step for what one pass per fragment gives."""
-        raise NotImplementedError(
-            "values come from ActorCriticPolicy.compute_values, once per fragment"
-        )
+        raise NotImplementedError("values come from rl_service.algorithms.batch, once per fragment")
 
 
 def num_context_steps(view_requirements: dict[str, ViewRequirement]) -> int:

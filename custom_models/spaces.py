@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
+_NO_BOUND = 1e30
+"""Bounds this wide (some environments use the largest float) are none."""
+
 
 @dataclass(frozen=True)
 class ActionSpec:
@@ -49,11 +52,6 @@ class ActionSpec:
         """Width of the actor's output: logits, or means beside log standard deviations."""
         return self.size if self.kind == "discrete" else 2 * self.size
 
-    @property
-    def embedding_size(self) -> int:
-        """Width of an action as a critic's input: one-hot (discrete) or the vector itself."""
-        return self.size
-
     def to_env(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Maps policy actions to env actions.
 
@@ -73,8 +71,8 @@ class ActionSpec:
     def _affine(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Scale and offset from normalised to env units, and the bounds, (A,) each."""
         low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        with np.errstate(invalid="ignore"):  # inf - inf, where no bound applies
+        bounded = (low > -_NO_BOUND) & (high < _NO_BOUND)
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, where no bound applies
             scale = np.where(bounded, 0.5 * (high - low), 1.0).astype(np.float32)
             offset = np.where(bounded, 0.5 * (high + low), 0.0).astype(np.float32)
         return scale, offset, low, high

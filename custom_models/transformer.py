@@ -91,6 +91,7 @@ def load_gpt2(config: GPT2CriticConfig) -> GPT2Model:
         return GPT2Model.from_pretrained(
             folder,
             local_files_only=True,
+            dtype=torch.float32,  # else that of the file, and half precision does not train here
             attn_pdrop=config.dropout,
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,

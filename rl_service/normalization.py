@@ -95,5 +95,11 @@ class ObservationNormalizer:
 
     def __call__(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Normalises observations (..., O)."""
-        normalised = np.clip((obs - self.mean) / self.std, -self.clip, self.clip)
-        return normalised.astype(np.float32)
+        return normalise(obs, self.mean, self.std, self.clip)
+
+
+def normalise(
+    obs: npt.NDArray[Any], mean: Float64Array, std: Float64Array, clip: float
+) -> npt.NDArray[np.float32]:
+    """`clip((obs - mean) / std, ±clip)`: the one formula of training, evaluation and serving."""
+    return np.clip((obs - mean) / std, -clip, clip).astype(np.float32)

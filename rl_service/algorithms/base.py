@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +17,7 @@ from ray.rllib.policy.policy import Policy
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
+from rl_service.algorithms.background import Background
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.config import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
@@ -55,7 +55,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
 
     def setup(self, config: OnPolicyConfig) -> None:
         self._new_episodes: list[RolloutMetrics] = []
-        self._next_samples: _Samples | None = None
+        self._next_samples: Background[_Samples] | None = None
         super().setup(config)
 
     @property
@@ -84,7 +84,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         Sampling needs the actor alone, so rollout workers sample the next batch with the new
         actor while the critic is being fitted here. Nothing is ever sampled with old weights.
         """
-        sampled = self._next_samples or self._sample()
+        sampled = self._sample() if self._next_samples is None else self._next_samples.result()
         self._next_samples = None
         self._new_episodes += sampled.episodes
         num_steps = int(sampled.batch[LOSS_MASK].sum())
@@ -92,16 +92,21 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         started, policy = time.perf_counter(), self.learner_policy
         batch = build_learner_batch(policy, sampled.batch)
         stats = policy.update_actor(batch)
-        with ThreadPoolExecutor(1) as executor:
-            sampling = executor.submit(self._sample) if self.config.num_env_runners else None
-            stats |= policy.update_critic(batch)
-            stats["learn_time_s"] = time.perf_counter() - started
-            self._next_samples = sampling.result() if sampling else None
-        stats["sample_time_s"] = sampled.time_s
+        _check_finite(stats)
         self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
+        if self.config.num_env_runners and not self._is_last_batch():
+            self._next_samples = Background(self._sample)
+        stats |= policy.update_critic(batch)
         policy.global_timestep = self.env_steps
         _check_finite(stats)
-        return stats
+        stats["learn_time_s"] = time.perf_counter() - started
+        if self._next_samples is not None:
+            self._next_samples.wait()  # nothing moves between two iterations
+        return stats | {"sample_time_s": sampled.time_s}
+
+    def _is_last_batch(self) -> bool:
+        total = self.settings.total_env_steps
+        return total is not None and self.env_steps >= total
 
     def _sample(self) -> _Samples:
         """Rows of fragments that hold `train_batch_size` steps, whoever sampled them.
@@ -197,12 +202,14 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             "model": self.settings.model.name,
             "algorithm": self.settings.algorithm.name,
             "env": self.settings.env.id,
+            "observation_filter": self.settings.env.observation_filter,
+            "normalize_returns": self.settings.env.normalize_returns,
             "iteration": self.iteration,
             "counters": dict(self._counters),
             "learner": self.learner_policy.get_learner_state(),
             "filters": {name: f.stats.state() for name, f in local.filters.items()},
             "workers": self._worker_states(),
-            "next_samples": self._next_samples and _pack(self._next_samples),
+            "next_samples": self._next_samples and _pack(self._next_samples.result()),
             "numpy_rng": np.random.get_state(legacy=False),
         }
         write_state(Path(checkpoint_dir), state)
@@ -233,7 +240,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self._iteration = state["iteration"]
         self._counters.update(state["counters"])
         np.random.set_state(state["numpy_rng"])
-        self._next_samples = state["next_samples"] and _unpack(state["next_samples"])
+        packed = state["next_samples"]
+        self._next_samples = None if packed is None else Background(lambda: _unpack(packed))
         self._restore_workers(state)
 
     def _restore_workers(self, state: dict[str, Any]) -> None:

@@ -49,6 +49,8 @@ class CriticChunks(NamedTuple):
     """(M, C) value targets in units of the return."""
     values: Tensor
     """(M, C) values before the update, in units of the return."""
+    outputs: Tensor
+    """(M, C) the same as the critic gave them, in its own units."""
 
 
 class LearnerBatch(NamedTuple):
@@ -63,7 +65,8 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     batch: Columns = {name: np.asarray(samples[name]) for name in samples}
     segments = segment_ids(batch)
     plan, chunks = _cut(policy, batch, segments)
-    values = _scatter(plan, len(segments), compute_values(policy, chunks, plan.num_values))
+    outputs = compute_outputs(policy, chunks, plan.num_values)
+    values = _scatter(plan, len(segments), policy.denormalise_values(outputs.cpu().numpy()))
     algorithm = policy.settings.algorithm
     advantages, targets = generalized_advantages(
         batch, segments, values, algorithm.gamma, algorithm.lambda_
@@ -76,15 +79,9 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
             loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),
             targets=policy.to_device(targets[asked_rows]),
             values=policy.to_device(values[asked_rows]),
+            outputs=outputs,
         ),
     )
-
-
-def values_of_rows(policy: ActorCriticPolicy, batch: Columns) -> npt.NDArray[np.float32]:
-    """Values (N,) of step and final rows in units of the return; context rows get 0."""
-    segments = segment_ids(batch)
-    plan, chunks = _cut(policy, batch, segments)
-    return _scatter(plan, len(segments), compute_values(policy, chunks, plan.num_values))
 
 
 def _cut(
@@ -154,25 +151,22 @@ def _actor_rows(
 
 
 @torch.no_grad()
-def compute_values(
-    policy: ActorCriticPolicy, chunks: Chunks, num_values: int
-) -> npt.NDArray[np.float32]:
-    """Values of the last `num_values` steps of each chunk, in units of the return.
+def compute_outputs(policy: ActorCriticPolicy, chunks: Chunks, num_values: int) -> Tensor:
+    """The critic's outputs for the last `num_values` steps of each chunk, in its own units.
 
     One pass per batch (in slices that bound memory), dropout off.
 
     Returns:
-        (M, num_values).
+        (M, num_values) float32.
     """
     critic = policy.net.critic
     assert critic is not None
     critic.eval()
     per_pass = max(1, VALUES_PER_PASS // num_values)
     slices = zip(*(column.split(per_pass) for column in chunks), strict=True)
-    normalised = torch.cat([critic(Chunks(*columns), num_values) for columns in slices])
+    outputs = torch.cat([critic(Chunks(*columns), num_values) for columns in slices])
     critic.train()
-    values: npt.NDArray[np.float32] = policy.denormalise_values(normalised.float().cpu().numpy())
-    return values
+    return outputs.float()
 
 
 def _scatter(

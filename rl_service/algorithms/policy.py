@@ -12,6 +12,11 @@ import numpy.typing as npt
 import torch
 from ray.rllib.models.catalog import ModelCatalog
 from ray.rllib.models.modelv2 import ModelV2
+from ray.rllib.models.torch.torch_action_dist import (
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchDistributionWrapper,
+)
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.policy.view_requirement import ViewRequirement
@@ -56,19 +61,22 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             self.view_requirements[column] = ViewRequirement(used_for_compute_actions=False)
         self.optimizers = self.build_optimizers() if self.is_learner else {}
 
-    def make_model(self) -> ModelV2:
+    def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
         """The custom model of the settings, without a critic on rollout workers."""
-        _, num_outputs = ModelCatalog.get_action_dist(
-            self.action_space, self.config["model"], framework="torch"
-        )
         model_config = dict(self.config["model"])
         model_config["custom_model_config"] = {
             **model_config["custom_model_config"],
             "with_critic": self.is_learner,
         }
-        return ModelCatalog.get_model_v2(
-            self.observation_space, self.action_space, num_outputs, model_config, "torch"
+        model = ModelCatalog.get_model_v2(
+            self.observation_space,
+            self.action_space,
+            self.action_spec.num_dist_inputs,
+            model_config,
+            "torch",
         )
+        discrete = self.action_spec.kind == "discrete"
+        return model, TorchCategorical if discrete else TorchDiagGaussian
 
     def optimizer(self) -> list[torch.optim.Optimizer]:
         """None of RLlib's: actor and critic have their own, see `build_optimizers`."""
@@ -153,6 +161,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             "value_stats": self.value_stats.state(),
             "rng": self.rng.bit_generator.state,
             "global_timestep": self.global_timestep,
+            "cuda_rng": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
         }
 
     def set_learner_state(self, state: dict[str, Any]) -> None:
@@ -167,6 +176,8 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         self.value_stats = RunningMeanStd.from_state(state["value_stats"])
         self.rng.bit_generator.state = state["rng"]
         self.global_timestep = state["global_timestep"]
+        if self.device.type == "cuda" and state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"])
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
         """A column as a tensor on the learner's device."""

@@ -27,9 +27,10 @@ class PPOPolicy(ActorCriticPolicy):
 
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         stats = {"actor_lr": self._set_lr("actor", self.settings.algorithm.actor_lr)}
+        stats["kl_coeff"] = self.kl_coeff
         stats |= self._improve_actor(batch.actor)
         self._adapt_kl_coeff(stats["mean_kl_loss"])
-        return stats | {"kl_coeff": self.kl_coeff}
+        return stats
 
     def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
         stats = {"critic_lr": self._set_lr("critic", self.settings.algorithm.critic_lr)}
@@ -102,10 +103,7 @@ class PPOPolicy(ActorCriticPolicy):
         """Passes over the chunks in shuffled minibatches."""
         algorithm = self.settings.algorithm
         self._update_value_stats(batch)
-        batch = batch._replace(
-            targets=self.normalise_values(batch.targets),
-            values=self.normalise_values(batch.values),
-        )
+        batch = batch._replace(targets=self.normalise_values(batch.targets))
         num_chunks = len(batch.loss_mask)
         num_steps = int(batch.loss_mask.sum())
         num_minibatches = min(num_chunks, max(1, round(num_steps / algorithm.minibatch_size)))
@@ -125,7 +123,7 @@ class PPOPolicy(ActorCriticPolicy):
         error = (values - batch.targets).square()
         clip = self.settings.algorithm.vf_clip_param
         if clip is not None:
-            near = batch.values + (values - batch.values).clamp(-clip, clip)
+            near = batch.outputs + (values - batch.outputs).clamp(-clip, clip)
             error = torch.maximum(error, (near - batch.targets).square())
         loss: Tensor = (error * batch.loss_mask).sum() / batch.loss_mask.sum().clamp(min=1)
         return loss

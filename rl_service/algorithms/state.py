@@ -12,7 +12,7 @@ from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 
 STATE_FILE = "training_state.pt"
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -42,6 +42,8 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
         ("model", settings.model.name),
         ("algorithm", settings.algorithm.name),
         ("env", settings.env.id),
+        ("observation_filter", settings.env.observation_filter),
+        ("normalize_returns", settings.env.normalize_returns),
     ):
         if state[key] != want:
             raise CheckpointError(

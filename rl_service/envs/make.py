@@ -15,7 +15,7 @@ from rl_service.config.aliases import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.config.text import nearest, one_line
 from rl_service.envs.quiet import log_mujoco_warnings, without_version_hints
-from rl_service.envs.wrappers import FlatObservation, is_flat
+from rl_service.envs.wrappers import FlatObservation, FreshWorld, is_flat
 from rl_service.errors import EnvError
 
 AnyEnv = gym.Env[Any, Any]
@@ -76,13 +76,14 @@ def _from_registry(env_id: str, env: EnvSettings, render_mode: str | None) -> An
     if "mujoco" in str(entry_point):
         log_mujoco_warnings()
     with without_version_hints():
-        return gym.make(
+        made = gym.make(
             env_id,
             max_episode_steps=env.max_episode_steps,
             disable_env_checker=True,
             render_mode=render_mode,
             **env.kwargs,
         )
+    return FreshWorld(made) if "BipedalWalker" in type(made.unwrapped).__name__ else made
 
 
 def _from_factory(

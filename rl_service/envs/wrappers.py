@@ -34,6 +34,24 @@ class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]])
         return np.asarray(observation, dtype=np.float32).reshape(-1)
 
 
+class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives `BipedalWalker` a new physics world for every episode.
+
+    It keeps one for life, so that what a seed leads to depends on all episodes before it; the
+    other Box2D environments make a new one in each reset.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        import Box2D  # type: ignore[import-untyped]  # only this environment needs it
+
+        walker: Any = self.unwrapped
+        walker._destroy()
+        walker.world = Box2D.b2World()
+        return self.env.reset(seed=seed, options=options)
+
+
 def is_flat(space: gym.Space[Any]) -> bool:
     """Whether observations of a space are float32 vectors already."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1

@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from ray.rllib.utils.filter import Filter
 
-from rl_service.normalization import OBSERVATION_CLIP, ObservationNormalizer, RunningMeanStd
+from rl_service.normalization import (
+    OBSERVATION_CLIP,
+    ObservationNormalizer,
+    RunningMeanStd,
+    normalise,
+)
 
 OBSERVATIONS = "default_policy"
 """Key of the observation filter in `RolloutWorker.filters`: RLlib keys them by policy."""
@@ -38,8 +43,7 @@ class RunningFilter(Filter):  # type: ignore[misc]
         """Normalises observations (B, O), by default after adding them to the statistics."""
         if update:
             self.update(obs)
-        normalised = (obs - self.stats.mean) / self.stats.std
-        return np.clip(normalised, -OBSERVATION_CLIP, OBSERVATION_CLIP).astype(np.float32)
+        return normalise(obs, self.stats.mean, self.stats.std, OBSERVATION_CLIP)
 
     def apply_changes(self, other: RunningFilter, with_buffer: bool = False) -> None:
         """Merges what `other` has seen since its last flush."""

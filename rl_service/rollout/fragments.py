@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from ray.rllib.policy.sample_batch import SampleBatch
 
+from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
+
 LOSS_MASK = "loss_mask"
-CONTEXT_OBS = "context_obs"
-CONTEXT_ACTIONS = "context_actions"
 
 COLUMNS = (
     SampleBatch.OBS,

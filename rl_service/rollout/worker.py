@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.evaluation.metrics import RolloutMetrics
@@ -48,6 +49,15 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         self._vector_sampler: VectorSampler | None = None
         if self.async_env is not None:
             self._vector_sampler = self._build_sampler()
+            if self.worker_index and ray.get_runtime_context().was_current_actor_reconstructed:
+                self._start_new_streams()
+
+    def _start_new_streams(self) -> None:
+        """A worker that replaces a dead one would else play the same episodes once more."""
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
+        torch.manual_seed(seed)
+        for env in self.async_env.get_sub_environments():
+            env.start_stream(seed)
 
     def _build_sampler(self) -> VectorSampler:
         policy = self.policy_map[DEFAULT_POLICY_ID]
@@ -128,11 +138,17 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         if state is None:
             return
         if self._vector_sampler is not None and state["sampler"] is not None:
-            lost = self._vector_sampler.restore(state["sampler"])
-            if lost:
-                logger.warning(
-                    "envs %s of worker %d are not deterministic: they start a new episode",
-                    lost,
-                    self.worker_index,
-                )
+            self._restore_episodes(self._vector_sampler, state["sampler"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"].copy()))
+
+    def _restore_episodes(self, sampler: VectorSampler, state: dict[str, Any]) -> None:
+        if len(state["envs"]) != len(sampler.envs):
+            logger.warning("another number of envs than before: all start a new episode")
+            return
+        lost = sampler.restore(state)
+        if lost:
+            logger.warning(
+                "envs %s of worker %d are not deterministic: they start a new episode",
+                lost,
+                self.worker_index,
+            )

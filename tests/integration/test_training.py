@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
 from custom_models.critic import Chunks
@@ -250,6 +252,35 @@ def test_a_run_goes_on_without_a_killed_worker_and_keeps_its_batch_size(tmp_path
     assert all(np.isfinite(row["policy_loss"]) for row in killer.rows)
 
 
+def test_a_restarted_worker_joins_with_current_weights_and_new_episodes(build: Any) -> None:
+    algorithm = build(small_settings(workers=2, iterations=1000))
+    algorithm.train()
+    firsts = algorithm.env_runner_group.foreach_env_runner(_first_seeds, local_env_runner=False)
+    os.kill(worker_pids()[0], signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while algorithm.env_runner_group.num_remote_worker_restarts() == 0:
+        assert time.monotonic() < deadline, "the worker did not come back"
+        algorithm.train()
+    assert algorithm.env_steps == 128 * algorithm.iteration
+    algorithm.train()
+    group = algorithm.env_runner_group
+    assert group.num_healthy_remote_workers() == 2
+    again = group.foreach_env_runner(_first_seeds, local_env_runner=False)
+    assert set(firsts) == {(5, 5)}
+    assert len([seeds for seeds in again if seeds != (5, 5)]) == 1
+    expected = algorithm.learner_policy.get_weights()
+    for weights in group.foreach_env_runner(
+        lambda worker: worker.policy_map["default_policy"].get_weights(), local_env_runner=False
+    ):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(weights[name], value)
+
+
+def _first_seeds(worker: Any) -> tuple[int, ...]:
+    """What the streams of a worker's episodes start from."""
+    return tuple(env._stream[0] for env in worker.async_env.get_sub_environments())
+
+
 def worker_pids() -> list[int]:
     """The rollout workers below this process: driver, raylet, worker."""
     processes = {int(p.name): p for p in Path("/proc").iterdir() if p.name.isdigit()}
@@ -282,6 +313,29 @@ def test_numbers_that_blow_up_fail_the_run_and_keep_its_last_checkpoint(tmp_path
     run = Run.create(settings, command=[])
     with pytest.raises(TrainingFailedError, match="became NaN or infinite; lower the learning"):
         train(settings, observer=Recorder(), run=run)
+
+
+class Grid(gym.Env[Any, Any]):
+    """Actions of two dimensions."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2, 3))
+    action_space = gym.spaces.Box(-1.0, 1.0, (2, 2))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return np.zeros((2, 3), np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
+def test_observations_and_actions_of_any_shape_are_flattened(
+    model: ModelConfig, build: Any
+) -> None:
+    algorithm = build(small_settings(model, env=f"{__name__}:Grid"))
+    algorithm.train()
+    assert algorithm.env_steps == 128
 
 
 class Breaking(gym.Env[Any, Any]):
@@ -337,7 +391,7 @@ def test_a_checkpoint_of_other_nets_is_refused(tmp_path: Path, build: Any) -> No
 
 def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build: Any) -> None:
     """The learner's values of an episode cut into fragments are those of the whole episode."""
-    from rl_service.algorithms.batch import compute_values
+    from rl_service.algorithms.batch import build_learner_batch, compute_outputs
     from rl_service.rollout.fragments import LOSS_MASK
 
     config = GPT2.model_copy(update={"attention": "window", "dropout": 0.0})
@@ -351,17 +405,12 @@ def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build:
     assert sampler._t[0] == 0
     pieces = [sampler.sample(17), sampler.sample(17), sampler.sample(16)]
     policy = algorithm.learner_policy
-    from_fragments = np.concatenate([_values(policy, p)[p[LOSS_MASK]] for p in pieces])
+    learned = [build_learner_batch(policy, SampleBatch(piece)).critic for piece in pieces]
+    from_fragments = torch.cat([batch.outputs[batch.loss_mask] for batch in learned])
     steps = {k: np.concatenate([p[k][p[LOSS_MASK]] for p in pieces]) for k in pieces[0]}
     whole = Chunks(
         *(torch.from_numpy(steps[k])[None] for k in ("obs", "actions", "t")),
         segment_ids=torch.zeros(1, 50, dtype=torch.int64),
     )
-    expected = compute_values(policy, whole, 50)[0]
-    np.testing.assert_allclose(from_fragments, expected, rtol=0, atol=1e-5)
-
-
-def _values(policy: Any, piece: dict[str, Any]) -> Any:
-    from rl_service.algorithms.batch import values_of_rows
-
-    return values_of_rows(policy, piece)
+    expected = compute_outputs(policy, whole, 50)[0]
+    torch.testing.assert_close(from_fragments, expected, rtol=0, atol=1e-5)

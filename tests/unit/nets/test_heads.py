@@ -91,3 +91,24 @@ def test_dropout_keeps_the_mean_and_drops_the_asked_share(p: float) -> None:
     assert abs(float((dropped == 0).float().mean()) - p) < 0.005
     assert abs(float(dropped.mean()) - 1.0) < 0.02
     assert dropped.unique().tolist() == pytest.approx([0.0, 1.0 / (1.0 - p)])
+
+
+@pytest.mark.parametrize(("start", "wanted"), [(2.0, -1.0), (-5.0, 0.0)])
+def test_a_log_std_on_its_bound_comes_back_inside(start: float, wanted: float) -> None:
+    spec = ActionSpec.from_space(gym.spaces.Box(-1.0, 1.0, (2,)))
+    head = build_actor_critic(MLPConfig(log_std_init=start), 3, spec).actor.head
+    optimizer = torch.optim.Adam([head.log_std], 0.1)
+    for target in [start * 2.0] * 5 + [wanted] * 100:
+        optimizer.zero_grad()
+        log_std = head(torch.zeros(1, 64))[0, 2:]
+        assert log_std.detach().abs().max() <= 5.0
+        assert log_std.detach().max() <= 2.0
+        (log_std - target).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(head.log_std, torch.full((2,), wanted), rtol=0, atol=0.1)
+
+
+def test_bounds_as_wide_as_floats_are_no_bounds() -> None:
+    limit = float(np.finfo(np.float32).max)
+    spec = ActionSpec.from_space(gym.spaces.Box(-limit, limit, (1,)))
+    np.testing.assert_allclose(spec.to_env(np.array([[0.5]], np.float32)), [[0.5]])
