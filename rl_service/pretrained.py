@@ -12,6 +12,9 @@ from custom_models.configs import GPT2CriticConfig, ModelConfig
 from rl_service.config.text import one_line
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+_SIZES = ("n_layer", "n_head", "n_embd", "n_positions")
+_HEAD_MODEL_PREFIX = "transformer."  # a GPT-2 that was saved with its language-model head
+_DEFAULT_VOCABULARY = 50257  # Hugging Face's, where the config does not say
 
 
 def check_pretrained(model: ModelConfig) -> list[str]:
@@ -21,7 +24,7 @@ def check_pretrained(model: ModelConfig) -> list[str]:
     folder = Path(model.pretrained).expanduser()
     try:
         config = _read_config(folder)
-        _check_weights(folder / WEIGHTS_FILE)
+        _check_weights(folder / WEIGHTS_FILE, config)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return [
@@ -46,18 +49,68 @@ def _read_config(folder: Path) -> dict[str, Any]:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind != "gpt2":
         raise ValueError(f"its {CONFIG_FILE} is for model_type {kind}, not gpt2")
-    sizes = ("n_layer", "n_head", "n_embd", "n_positions")
-    missing = [key for key in sizes if not isinstance(config.get(key), int)]
+    missing = [key for key in _SIZES if not _is_size(config.get(key))]
     if missing:
         raise ValueError(f"its {CONFIG_FILE} does not give {', '.join(missing)}")
+    if config["n_embd"] % config["n_head"]:
+        raise ValueError(f"its {CONFIG_FILE} gives an n_embd that n_head does not divide")
     return config  # type: ignore[no-any-return]
 
 
-def _check_weights(path: Path) -> None:
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _check_weights(path: Path, config: dict[str, Any]) -> None:
+    """Compares the names and shapes in the file's header, all that is read, with the config."""
     if not path.is_file():
         raise ValueError(f"there is no {WEIGHTS_FILE}")
     try:
-        with safe_open(path, framework="np"):  # reads the header alone and compares the size
-            return
+        with safe_open(path, framework="np") as file:
+            names = file.keys()
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except SafetensorError as error:
         raise ValueError(f"{WEIGHTS_FILE} is truncated or foreign ({one_line(error)})") from error
+    found = {name.removeprefix(_HEAD_MODEL_PREFIX): shape for name, shape in shapes.items()}
+    for name, shape in _trunk_shapes(config).items():
+        if name not in found:
+            raise ValueError(f"{WEIGHTS_FILE} has no {name}, so it is of another model")
+        _check_shape(name, found[name], shape)
+    for name, shape in _embedding_shapes(config).items():
+        _check_shape(name, found.get(name, shape), shape)
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ValueError(
+            f"{name} in {WEIGHTS_FILE} has shape {found}, and its {CONFIG_FILE} says {expected}"
+        )
+
+
+def _trunk_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What the critic takes from the file."""
+    width = config["n_embd"]
+    inner = config.get("n_inner") or 4 * width
+    block = {
+        "ln_1.weight": (width,),
+        "ln_1.bias": (width,),
+        "attn.c_attn.weight": (width, 3 * width),
+        "attn.c_attn.bias": (3 * width,),
+        "attn.c_proj.weight": (width, width),
+        "attn.c_proj.bias": (width,),
+        "ln_2.weight": (width,),
+        "ln_2.bias": (width,),
+        "mlp.c_fc.weight": (width, inner),
+        "mlp.c_fc.bias": (inner,),
+        "mlp.c_proj.weight": (inner, width),
+        "mlp.c_proj.bias": (width,),
+    }
+    blocks = {f"h.{i}.{name}": block[name] for i in range(config["n_layer"]) for name in block}
+    return {**blocks, "ln_f.weight": (width,), "ln_f.bias": (width,)}
+
+
+def _embedding_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What the critic leaves out, but the loader compares."""
+    width = config["n_embd"]
+    vocabulary = config.get("vocab_size", _DEFAULT_VOCABULARY)
+    return {"wpe.weight": (config["n_positions"], width), "wte.weight": (vocabulary, width)}
