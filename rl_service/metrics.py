@@ -48,7 +48,9 @@ METRICS: dict[str, Metric] = {
     ),
     "learn_time_s": Metric("s", "time that learning from the batch took"),
     "iteration_time_s": Metric("s", "duration of the iteration without evaluation"),
-    "time_total_s": Metric("s", "time since the run began, pauses before a resume left out"),
+    "time_total_s": Metric(
+        "s", "sum of iteration_time_s; evaluations, checkpoints, starting and pauses are left out"
+    ),
     "num_env_runners": Metric("workers", "rollout workers that are alive"),
     "num_worker_restarts": Metric("workers", "rollout workers replaced since the run began"),
     "evaluation/episode_return_mean": Metric("reward", "mean return, deterministic policy"),

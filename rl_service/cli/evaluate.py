@@ -68,6 +68,8 @@ def _check_counts(num_episodes: int, seed: int, running_rew_len: int) -> None:
         for (flag, least), value in zip(lowest.items(), values, strict=True)
         if value < least
     ]
+    if seed >= 2**31:  # as in the settings of a run
+        problems.append(f"--seed={seed} is too large; give at most {2**31 - 1}")
     if problems:
         raise SettingsError(problems)
 

@@ -89,6 +89,7 @@ class StopSettings(_Group):
     env_steps: PositiveInt | None = None
     episode_return_mean: float | None = None
     time_s: PositiveFloat | None = None
+    """Limit of `time_total_s`: the time of iterations alone, without evaluations."""
 
 
 class EvaluationSettings(_Group):
@@ -122,7 +123,8 @@ class Settings(_Group):
     stop: StopSettings = StopSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
-    seed: NonNegativeInt = 123
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 123
+    """Below 2**31, which every library that it seeds can take."""
 
     @property
     def total_env_steps(self) -> int | None:
