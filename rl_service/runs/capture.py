@@ -35,7 +35,7 @@ def captured_output(log_path: Path) -> Iterator[tuple[TextIO, TextIO]]:
             log = stack.enter_context(log_path.open("ab"))
         out = stack.enter_context(_kept(1, sys.stdout))
         err = stack.enter_context(_kept(2, sys.stderr))
-        stack.callback(_flush_standard_streams)
+        stack.callback(_flush_to_log)
         stack.enter_context(_line_buffered(sys.stdout))
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -69,7 +69,20 @@ def _line_buffered(stream: TextIO) -> Iterator[None]:
     try:
         yield
     finally:
-        stream.reconfigure(line_buffering=before)
+        with contextlib.suppress(OSError):  # it flushes first; see `_flush_to_log`
+            stream.reconfigure(line_buffering=before)
+
+
+def _flush_to_log() -> None:
+    """Empties the streams before the console returns; a full disk costs the log, not the run."""
+    try:
+        _flush_standard_streams()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+        _flush_standard_streams()
 
 
 def _flush_standard_streams() -> None:

@@ -6,6 +6,7 @@ import logging
 
 from rl_service.config.settings import Settings
 from rl_service.runs import Run
+from rl_service.tracking.guarded import GuardedTracker
 from rl_service.tracking.tracker import Notify, RunStatus, Tracker
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def build_trackers(run: Run, settings: Settings, notify: Notify = logger.warning
     if settings.tracking.tensorboard:
         from rl_service.tracking.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(run))
+        trackers.append(GuardedTracker("TensorBoard", lambda: TensorBoardTracker(run), notify))
     if settings.tracking.wandb_project:
         from rl_service.tracking.weights_and_biases import WandbTracker
 
