@@ -20,11 +20,15 @@ def check_settings(settings: Settings) -> list[str]:
     Makes the environment once. Where `RAY_ADDRESS` points to a cluster, that cluster decides
     about CPUs and GPUs.
     """
-    problems = [*check_arithmetic(settings), *check_env(settings.env)]
-    problems += check_pretrained(settings.model)
+    problems = [*check_arithmetic(settings), *check_machine(settings)]
+    return [*problems, *check_output(Path(settings.tracking.output_dir))]
+
+
+def check_machine(settings: Settings) -> list[str]:
+    """The reasons that lie in the environment, the weights, the CPUs and the GPUs."""
+    problems = [*check_env(settings.env), *check_pretrained(settings.model)]
     if not os.environ.get("RAY_ADDRESS"):
         problems += _resource_problems(settings.resources)
-    problems += check_output(Path(settings.tracking.output_dir))
     return problems
 
 
@@ -42,6 +46,20 @@ def check_output(folder: Path) -> list[str]:
 
     Makes nothing: a folder that does not exist yet is judged by its nearest parent that does.
     """
+    return [
+        f"output {problem}; give another one with -o/--output-dir"
+        for problem in _write_problems(folder)
+    ]
+
+
+def check_folder(folder: Path) -> list[str]:
+    """The reason for which a run cannot go on in its own folder, if there is one."""
+    return [
+        f"run {problem}; make room or mend its permissions" for problem in _write_problems(folder)
+    ]
+
+
+def _write_problems(folder: Path) -> list[str]:
     existing = folder.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -50,10 +68,7 @@ def check_output(folder: Path) -> list[str]:
             return []
     except OSError as error:
         where = f" ({existing})" if existing != folder.absolute() else ""
-        return [
-            f"output folder {folder} cannot be written{where}: {error.strerror or error}; "
-            f"give another one with -o/--output-dir"
-        ]
+        return [f"folder {folder} cannot be written{where}: {error.strerror or error}"]
 
 
 def _resource_problems(resources: ResourceSettings) -> list[str]:

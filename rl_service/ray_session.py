@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
 
 from rl_service.config.settings import ResourceSettings
+from rl_service.config.text import one_line
+from rl_service.errors import ResourceError
+
+_ANSWER_TIMEOUT_S = 10.0
+_SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
 
 
 @contextmanager
@@ -16,6 +24,9 @@ def ray_session(resources: ResourceSettings) -> Iterator[None]:
     """Connects to the cluster in `RAY_ADDRESS`, or starts Ray in this machine's processes.
 
     A Ray that is already connected (a Tune trial, a job, a test) is used and left alone.
+
+    Raises:
+        ResourceError: if no Ray answers or starts, or the cluster has too few CPUs.
     """
     if ray.is_initialized():
         yield
@@ -26,11 +37,75 @@ def ray_session(resources: ResourceSettings) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's own warning about zero GPUs changes nothing here and would fill the log.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init()
-    else:
-        ray.init(num_gpus=resources.num_gpus, include_dashboard=False)
+    address = os.environ.get("RAY_ADDRESS")
     try:
+        with _own_sigterm():
+            if address:
+                _connect(address)
+                _check_cpus(resources, address)
+            else:
+                _start(resources)
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    remedy = "start that cluster, or unset RAY_ADDRESS to train on this machine"
+    try:
+        _knock(address)
+        ray.init()
+    except Exception as error:  # Ray raises what it likes; all of it means the same here
+        raise ResourceError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({_brief(error)}); {remedy}"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody listens there; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_TIMEOUT_S).close()
+
+
+def _start(resources: ResourceSettings) -> None:
+    try:
+        ray.init(num_gpus=resources.num_gpus, include_dashboard=False)
+    except Exception as error:  # time-outs of its processes, of many types
+        raise ResourceError(
+            f"Ray did not start on this machine ({_brief(error)}); free memory and room in /tmp "
+            f"and try again, or ask rl-service doctor"
+        ) from error
+
+
+def _check_cpus(resources: ResourceSettings, address: str) -> None:
+    """Ray would wait for missing CPUs for ever."""
+    needed = resources.num_env_runners * resources.num_cpus_per_env_runner
+    cpus = ray.cluster_resources().get("CPU", 0.0)
+    if needed > cpus:
+        fitting = int(cpus / resources.num_cpus_per_env_runner)
+        raise ResourceError(
+            f"resources.num_env_runners={resources.num_env_runners} with "
+            f"{resources.num_cpus_per_env_runner:g} CPU each need {needed:g} CPUs, and the cluster "
+            f"at RAY_ADDRESS={address} has {cpus:g}; use at most {fitting} "
+            f"(--set resources.num_env_runners={fitting}) or add nodes"
+        )
+
+
+def _brief(error: Exception) -> str:
+    return one_line(error)[:_SHOWN_CHARACTERS]
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Undoes what `ray.init` does to SIGTERM: there it ends the process with a status of Ray's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGTERM, before)

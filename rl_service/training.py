@@ -7,24 +7,24 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
+from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 from rl_service.evaluation import EvaluationResult, evaluate
-from rl_service.policies.bundle import load_bundle, write_bundle
+from rl_service.policies.bundle import load_bundle
 from rl_service.policies.runner import PolicyRunner
 from rl_service.ray_session import ray_session
 from rl_service.runs import Run, StopRequest
 from rl_service.runs.observer import TrainingObserver, TrainResult
-from rl_service.tracking import Tracker, build_trackers
+from rl_service.tracking import RunStatus, Tracker, build_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -40,34 +40,40 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
 
     Goes on from the run's latest checkpoint if there is one.
 
+    Before the first iteration a signal interrupts at once (`KeyboardInterrupt`): there is nothing
+    to save yet. After the last one it ends the final evaluation alone; the run is finished.
+
     Args:
-        settings: of the run; a resumed run may extend its stop criteria.
+        settings: of the run; what a resumed run changes is written to its `config.yaml`.
         observer: told of every step.
         run: the folder that receives everything.
 
     Raises:
-        CheckpointError: if the run's checkpoints are damaged or do not fit the settings.
+        CheckpointError: if the run's checkpoints are damaged or do not fit the settings, or
+            another process is at work on the run.
         EnvError: if the environment cannot be made.
         OutputError: if a file cannot be written; the last checkpoint stays whole.
+        ResourceError: if Ray cannot be reached or has too few CPUs.
         TrainingFailedError: if training cannot go on.
     """
-    checkpoint = run.checkpoints.latest()
-    with ray_session(settings.resources), StopRequest() as stop:
-        algorithm = build_algorithm(settings)
-        try:
-            training = _Training(settings, observer, run, algorithm)
-            if checkpoint is not None:
-                training.restore(checkpoint)
-            return training.run_to_end(stop)
-        finally:
-            algorithm.stop()
+    with run.lock():
+        run = run.with_settings(settings)
+        checkpoint = run.checkpoints.latest()
+        with ray_session(settings.resources):
+            algorithm = build_algorithm(settings)
+            try:
+                training = _Training(settings, observer, run, algorithm)
+                if checkpoint is not None:
+                    training.restore(checkpoint)
+                return training.run_to_end()
+            finally:
+                algorithm.stop()
 
 
 @dataclass
 class _Progress:
     """What a run remembers beside the algorithm's own state."""
 
-    best_return: float | None = None
     time_total_s: float = 0.0
     recent_returns: list[float] = field(default_factory=list)
     recent_lengths: list[int] = field(default_factory=list)
@@ -84,13 +90,14 @@ class _Training:
         self.run = run
         self.algo = algo
         self.progress = _Progress()
-        self.started_at: int = 0
+        self.best = BestPolicy(run, algo)
+        self.saved_at: int | None = None  # iteration of the newest checkpoint
         self.trackers: list[Tracker] = []
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
         self._lengths: deque[int] = deque(maxlen=RETURN_WINDOW)
 
     def restore(self, checkpoint: Path) -> None:
-        """Goes on from a checkpoint; rows of `progress.jsonl` after it are dropped."""
+        """Goes on from a checkpoint."""
         self.algo.load_checkpoint(str(checkpoint))
         try:
             saved = json.loads((checkpoint / _PROGRESS_FILE).read_text(encoding="utf-8"))
@@ -102,22 +109,27 @@ class _Training:
             ) from error
         self._returns.extend(self.progress.recent_returns)
         self._lengths.extend(self.progress.recent_lengths)
-        self.started_at = self.algo.iteration
-        self.run.rewind_progress(self.started_at)
+        self.saved_at = self.algo.iteration
 
-    def run_to_end(self, stop: StopRequest) -> TrainResult:
+    def run_to_end(self) -> TrainResult:
+        # Also without a checkpoint: a run that was killed before its first one has rows.
+        self.run.rewind_progress(self.algo.iteration)
         self.trackers = build_trackers(self.run, self.settings, self.observer.on_message)
         self.observer.on_start(
-            self.settings, self.run.path, self._total_iterations(), self.started_at
+            self.settings, self.run.path, self._total_iterations(), self.algo.iteration
         )
-        status = "failed"
+        status: RunStatus = "failed"
         try:
-            self._iterate(stop)
-            status = "stopped" if stop.requested else "finished"
-            result = self._result(stop)
+            with StopRequest() as stop:
+                self._iterate(stop)
+            ended: Literal["finished", "stopped"] = "finished" if self._is_done() else "stopped"
+            status = ended
+            may_play = ended == "finished" and not stop.requested
+            final = self._final_evaluation() if may_play else None
         finally:
             for tracker in self.trackers:
-                tracker.finish(status)  # type: ignore[arg-type]  # one of the three literals
+                tracker.finish(status)
+        result = self._result(ended, final)
         self.observer.on_finish(result)
         return result
 
@@ -126,7 +138,6 @@ class _Training:
         return None if total is None else -(-total // self.settings.algorithm.train_batch_size)
 
     def _iterate(self, stop: StopRequest) -> None:
-        saved_at = self.started_at
         interval = self.settings.tracking.checkpoint_interval
         while not stop.requested and not self._is_done():
             row = self._iteration()
@@ -134,11 +145,12 @@ class _Training:
             self.run.append_progress(row | evaluated)
             for tracker in self.trackers:
                 tracker.log(row | evaluated, self.algo.env_steps)
-            if self.algo.iteration % interval == 0:
+            if self.saved_at is None or self.algo.iteration % interval == 0:
                 self._checkpoint()
-                saved_at = self.algo.iteration
-        if self.algo.iteration > saved_at or not self.run.checkpoints.latest():
+        if self.saved_at != self.algo.iteration:
             self._checkpoint()
+        if self.algo.iteration > 0:
+            self.best.keep_any()
 
     def _iteration(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -188,8 +200,9 @@ class _Training:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""
         interval = self.settings.evaluation.interval
         if interval == 0:
-            score = float(np.mean(self._returns)) if self._returns else -math.inf
-            self._keep_if_best(score, {"episode_return_mean": score}, source="training")
+            if self._returns:
+                score = float(np.mean(self._returns))
+                self.best.keep_if_better(score, {"episode_return_mean": score}, source="training")
             return {}
         if self.algo.iteration % interval and not self._is_done():
             return {}
@@ -201,7 +214,12 @@ class _Training:
         )
         row = _evaluation_row(result)
         self.observer.on_evaluation({"training_iteration": self.algo.iteration, **row})
-        self._keep_if_best(result.mean, _summary(result), source="evaluation")
+        if not math.isfinite(result.mean):
+            self.observer.on_message(
+                f"the evaluation at iteration {self.algo.iteration} has no finite mean return, so "
+                f"its policy is not kept; look for NaN or infinite rewards in the environment"
+            )
+        self.best.keep_if_better(result.mean, _summary(result), source="evaluation")
         return row
 
     def _runner(self) -> PolicyRunner:
@@ -214,31 +232,6 @@ class _Training:
             self.algo.observation_normalizer(),
         )
 
-    def _keep_if_best(self, score: float, summary: Mapping[str, Any], source: str) -> None:
-        best = self.progress.best_return
-        if best is not None and score <= best and self.run.bundle_path.exists():
-            return
-        self.progress.best_return = score if math.isfinite(score) else None
-        policy = self.algo.learner_policy
-        write_bundle(
-            self.run.bundle_path,
-            net=policy.net,
-            observation_space=policy.observation_space,
-            action_space=policy.action_space,
-            env=self.settings.env,
-            normalizer=self.algo.observation_normalizer(),
-            value_mean=float(policy.value_stats.mean),
-            value_std=float(policy.value_stats.std),
-            evaluation={**summary, "chosen_by": source},
-            provenance={
-                "run_id": self.run.run_id,
-                "algorithm": self.settings.algorithm.name,
-                "seed": self.settings.seed,
-                "training_iteration": self.algo.iteration,
-                "env_steps": self.algo.env_steps,
-            },
-        )
-
     def _checkpoint(self) -> None:
         self.progress.recent_returns = list(self._returns)
         self.progress.recent_lengths = list(self._lengths)
@@ -249,18 +242,24 @@ class _Training:
             (folder / _PROGRESS_FILE).write_text(text, encoding="utf-8")
 
         self.run.checkpoints.save(self.algo.iteration, write)
+        self.saved_at = self.algo.iteration
 
-    def _result(self, stop: StopRequest) -> TrainResult:
-        """Plays the best policy's final episodes, unless the run was asked to stop."""
-        has_policy = self.run.bundle_path.exists()
-        final: EvaluationResult | None = None
-        if has_policy and not stop.requested:
-            final = evaluate(
+    def _final_evaluation(self) -> EvaluationResult | None:
+        """Plays the best policy's final episodes; None if Ctrl-C ends them."""
+        try:
+            return evaluate(
                 load_bundle(self.run.bundle_path),
                 self.settings.env,
                 num_episodes=self.settings.evaluation.final_num_episodes,
                 seed=self.settings.seed,
             )
+        except KeyboardInterrupt:
+            self.observer.on_message("the final evaluation was interrupted; the run is finished")
+            return None
+
+    def _result(
+        self, status: Literal["finished", "stopped"], final: EvaluationResult | None
+    ) -> TrainResult:
         seconds = self.progress.time_total_s
         return TrainResult(
             env=self.settings.env.id,
@@ -268,15 +267,20 @@ class _Training:
             model=self.settings.model.name,
             seed=self.settings.seed,
             episodes=0 if final is None else len(final.returns),
-            episode_return_mean=None if final is None else final.mean,
-            episode_return_std=None if final is None else final.std,
+            episode_return_mean=None if final is None else _finite(final.mean),
+            episode_return_std=None if final is None else _finite(final.std),
             env_steps=self.algo.env_steps,
             env_steps_per_s=self.algo.env_steps / seconds if seconds else 0.0,
             iterations=self.algo.iteration,
-            policy=str(self.run.bundle_path) if has_policy else None,
+            policy=str(self.run.bundle_path) if self.best.exists else None,
             run=str(self.run.path),
-            status="stopped" if stop.requested else "finished",
+            status=status,
         )
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None
 
 
 def _evaluation_row(result: EvaluationResult) -> dict[str, float]:

@@ -81,13 +81,16 @@ def train(
         "tracking.wandb_entity": wandb_entity,
     }
     names = {"model": model, "algorithm": algorithm, "env": env}
-    if resume is not None:
-        _refuse_beside_resume({**names, **flags, "config": config, "set": overrides})
-        run, settings, notes = *_resumed(resume, iterations), []
-    else:
-        loaded = _load(config, names, flags, overrides or [])
-        run, settings, notes = _created(loaded.settings), loaded.settings, loaded.notes
-    result = _run(settings, run, notes)
+    from rl_service.runs.signals import interruptible
+
+    with interruptible():
+        if resume is not None:
+            _refuse_beside_resume({**names, **flags, "config": config})
+            run, loaded = _resumed(resume, iterations, overrides or [])
+        else:
+            loaded = _load(config, names, flags, overrides or [])
+            run = _created(loaded.settings)
+        result = _run(loaded, run)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
     if result.status == "stopped":
@@ -135,34 +138,33 @@ def _created(settings: Settings) -> Run:
 
 
 def _refuse_beside_resume(given: dict[str, Any]) -> None:
-    """A resumed run keeps its settings; only its length may be another."""
+    """A resumed run keeps what it is; `-ne` and `--set` change its length and its numbers."""
     surplus = [
         name for name, value in given.items() if value is not None and name != "stop.iterations"
     ]
     if surplus:
         raise SettingsError(
             f"--resume takes its settings from the run, so {', '.join(surplus)} cannot be given; "
-            f"leave it out, or start a new run without --resume"
+            f"change single ones with -ne or --set, or start a new run without --resume"
         )
 
 
-def _resumed(resume: str, iterations: int | None) -> tuple[Run, Settings]:
+def _resumed(
+    resume: str, iterations: int | None, overrides: list[str]
+) -> tuple[Run, LoadedSettings]:
+    from rl_service.checks import check_folder, check_machine
+    from rl_service.config.resume import change_settings
     from rl_service.runs import Run
 
     run = Run.open(resume)
-    settings = run.settings if iterations is None else _with_length(run.settings, iterations)
-    _check(settings)
-    return run, settings
+    loaded = change_settings(run.settings, iterations=iterations, overrides=overrides)
+    problems = [*check_machine(loaded.settings), *check_folder(run.path)]
+    if problems:
+        raise SettingsError(problems)
+    return run, loaded
 
 
-def _with_length(settings: Settings, iterations: int) -> Settings:
-    if iterations < 1:
-        raise SettingsError(f"stop.iterations={iterations} (from a flag): must be greater than 0")
-    stop = settings.stop.model_copy(update={"iterations": iterations, "env_steps": None})
-    return settings.model_copy(update={"stop": stop})
-
-
-def _run(settings: Settings, run: Run, notes: list[str]) -> TrainResult:
+def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
     """Trains with the console to ourselves; what the libraries say goes to the run's log."""
     from rl_service.runs import captured_output
 
@@ -171,9 +173,13 @@ def _run(settings: Settings, run: Run, notes: list[str]) -> TrainResult:
         from rl_service.training import train as run_training
 
         with build_progress(out) as observer:
-            for note in notes:
+            for note in loaded.notes:
                 observer.on_message(note)
             try:
-                return run_training(settings, observer=observer, run=run)
+                return run_training(loaded.settings, observer=observer, run=run)
             except TrainingFailedError as error:
                 raise TrainingFailedError(f"{error}; details are in {run.log_path}") from error
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"go on from what is saved with rl-service train --resume {run.path}"
+                ) from None

@@ -4,7 +4,7 @@ from rl_service.runs.capture import captured_output
 from rl_service.runs.checkpoints import CheckpointStore
 from rl_service.runs.observer import TrainingObserver, TrainResult
 from rl_service.runs.run import Run
-from rl_service.runs.signals import StopRequest
+from rl_service.runs.signals import StopRequest, interruptible
 
 __all__ = [
     "CheckpointStore",
@@ -13,4 +13,5 @@ __all__ = [
     "TrainResult",
     "TrainingObserver",
     "captured_output",
+    "interruptible",
 ]

@@ -52,8 +52,10 @@ class ProgressFile:
 
     def rewind(self, iteration: int) -> None:
         """Drops the rows after an iteration, so that a resumed run does not list them twice."""
-        rows = [row for row in self.read() if row["training_iteration"] <= iteration]
-        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        rows = self.read()
+        kept = [row for row in rows if row["training_iteration"] <= iteration]
+        if len(kept) < len(rows):
+            write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:

@@ -11,11 +11,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import logging
+import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +35,8 @@ from rl_service.runs.progress_file import ProgressFile
 
 RUNS_FOLDER = "runs"
 _CONFIG = "config.yaml"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,33 @@ class Run:
             ) from error
         return cls(path, settings)
 
+    def with_settings(self, settings: Settings) -> Run:
+        """The run with other settings, which its `config.yaml` then holds.
+
+        Only what leaves the run comparable may differ; see `rl_service.config.resume`.
+
+        Raises:
+            OutputError: if the file cannot be written; the old one stays.
+        """
+        if settings == self.settings:
+            return self
+        write_atomic(self.path / _CONFIG, dump_settings(settings))
+        return Run(self.path, settings)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes from working on the run; ends with this process, however it ends.
+
+        Raises:
+            CheckpointError: if another process is at work on it.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)  # not inherited by Ray's processes
+        try:
+            _lock_or_refuse(descriptor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
+
     @property
     def run_id(self) -> str:
         return self.path.name
@@ -100,10 +133,11 @@ class Run:
     def bundle_path(self) -> Path:
         """Folder of the run's best policy."""
         settings = self.settings
-        content = dump_settings(settings) + self.run_id
-        digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+        # Of what a resumed run cannot change, so that it finds its bundle again.
+        fixed = settings.model_dump_json(include={"env", "model", "seed"})
+        digest = hashlib.sha256((fixed + self.run_id).encode()).hexdigest()[:10]
         name = Path(settings.model.name, as_folder_name(settings.env.id), digest)
-        return self._output_dir / "checkpoints" / name
+        return self.output_dir / "checkpoints" / name
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -127,11 +161,22 @@ class Run:
         return ProgressFile(self.path / "progress.jsonl")
 
     @property
-    def _output_dir(self) -> Path:
+    def output_dir(self) -> Path:
         """Where the run lies, since a relative `output_dir` depends on the folder of its start."""
         if self.path.parents[1].name == RUNS_FOLDER:
             return self.path.parents[2]
         return Path(self.settings.tracking.output_dir).resolve()
+
+
+def _lock_or_refuse(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"run {path} is in progress in another process; wait for it or stop it (Ctrl-C)"
+        ) from error
+    except OSError:  # a file system without locks (some network ones): nobody can be kept out
+        logger.warning("run %s cannot be locked here", path)
 
 
 def _experiment(settings: Settings) -> str:

@@ -1,20 +1,36 @@
-"""Ctrl-C and SIGTERM as a polite request first, and as an interruption the second time."""
+"""Ctrl-C and SIGTERM: an interruption, or while a run iterates a polite request first."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets SIGTERM raise KeyboardInterrupt, as SIGINT does; for the main thread."""
+    previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 class StopRequest:
     """Notes the first SIGINT or SIGTERM, so that a run can finish its step and checkpoint.
 
-    The second one raises KeyboardInterrupt at once. Enter it after `ray.init`, which installs a
-    SIGTERM handler of its own. Outside the main thread, where Python delivers no signals, it
-    never sees a request.
+    The second one raises KeyboardInterrupt at once. Outside the main thread, where Python
+    delivers no signals, it never sees a request.
     """
 
     def __init__(self) -> None:

@@ -38,6 +38,7 @@ ORDER = [
     ["rl_service.tracking", "rl_service.runs"],
     ["rl_service.video"],
     ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
+    ["rl_service.best_policy"],
     ["rl_service.training"],
     ["rl_service.cli"],
 ]
