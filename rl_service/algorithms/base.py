@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.policy import Policy
-from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
 from rl_service.algorithms.background import Background
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.config import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
+from rl_service.algorithms.sampling import BatchSampler, Samples, pack, unpack
 from rl_service.algorithms.state import read_state, write_state
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.normalization import ObservationNormalizer
-from rl_service.rollout.filters import OBSERVATIONS, RunningFilter
+from rl_service.rollout.filters import OBSERVATIONS
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import VectorRolloutWorker
-
-logger = logging.getLogger(__name__)
-
-RESTART_DEADLINE_S = 180.0
-"""How long a run without any live worker waits for one."""
 
 
 class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
@@ -55,8 +47,9 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
 
     def setup(self, config: OnPolicyConfig) -> None:
         self._new_episodes: list[RolloutMetrics] = []
-        self._next_samples: Background[_Samples] | None = None
+        self._next_samples: Background[Samples] | None = None
         super().setup(config)
+        self._sampler = BatchSampler(self, self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -84,8 +77,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         Sampling needs the actor alone, so rollout workers sample the next batch with the new
         actor while the critic is being fitted here. Nothing is ever sampled with old weights.
         """
-        sampled = self._sample() if self._next_samples is None else self._next_samples.result()
-        self._next_samples = None
+        pending, self._next_samples = self._next_samples, None
+        sampled = self._sampler.sample() if pending is None else pending.result()
         self._new_episodes += sampled.episodes
         num_steps = int(sampled.batch[LOSS_MASK].sum())
         self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
@@ -95,7 +88,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         _check_finite(stats)
         self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
         if self.config.num_env_runners and not self._is_last_batch():
-            self._next_samples = Background(self._sample)
+            self._next_samples = Background(self._sampler.sample)
         stats |= policy.update_critic(batch)
         policy.global_timestep = self.env_steps
         _check_finite(stats)
@@ -107,81 +100,6 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def _is_last_batch(self) -> bool:
         total = self.settings.total_env_steps
         return total is not None and self.env_steps >= total
-
-    def _sample(self) -> _Samples:
-        """Rows of fragments that hold `train_batch_size` steps, whoever sampled them.
-
-        Vector steps are dealt evenly to the live workers. What a dying worker leaves undone is
-        dealt again to the others, so the batch size never depends on faults.
-        """
-        num_envs = self.settings.resources.num_envs_per_env_runner
-        missing = self.settings.algorithm.train_batch_size // num_envs
-        started = time.perf_counter()
-        rounds: list[_Sampled] = []
-        broadcast = self._put_broadcast()
-        while missing > 0:
-            for sampled in self._sample_round(missing, broadcast):
-                missing -= int(sampled.batch[LOSS_MASK].sum()) // num_envs
-                rounds.append(sampled)
-        return _Samples(
-            batch=concat_samples([sampled.batch for sampled in rounds]),
-            episodes=[episode for sampled in rounds for episode in sampled.episodes],
-            time_s=time.perf_counter() - started,
-        )
-
-    def _put_broadcast(self) -> Any:
-        """Weights and merged filters, once in the object store for all workers."""
-        if self.config.num_env_runners == 0:
-            return None
-        local = self.env_runner
-        return ray.put((self.learner_policy.get_weights(), local.get_filters()))
-
-    def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[_Sampled]:
-        local: VectorRolloutWorker = self.env_runner
-        if self.config.num_env_runners == 0:
-            return [self._sample_here(local, num_vector_steps)]
-        worker_ids = self._live_workers()
-        shares = [len(part) for part in np.array_split(range(num_vector_steps), len(worker_ids))]
-        busy = [(w, n) for w, n in zip(worker_ids, shares, strict=True) if n]
-        results = self.env_runner_group.foreach_env_runner(
-            [_sample_request(n, broadcast) for _, n in busy],
-            local_env_runner=False,
-            remote_worker_ids=[w for w, _ in busy],
-        )
-        for sampled in results:
-            if isinstance(sampled, str):
-                raise TrainingFailedError(sampled)
-            for name, changed in sampled.filters.items():
-                local.filters[name].apply_changes(changed)
-        return list(results)
-
-    def _sample_here(self, local: VectorRolloutWorker, num_vector_steps: int) -> _Sampled:
-        try:
-            batch: SampleBatch = local.sample(num_vector_steps)
-        except Exception as error:
-            raise TrainingFailedError(_env_failure("the sampler", error)) from error
-        return _Sampled(batch, local.get_filters(flush_after=True), local.get_metrics())
-
-    def _live_workers(self) -> list[int]:
-        """Ids of healthy workers; waits for restarted ones if none is left.
-
-        Raises:
-            TrainingFailedError: if no worker comes back.
-        """
-        group = self.env_runner_group
-        deadline = time.monotonic() + RESTART_DEADLINE_S
-        while not group.healthy_worker_ids():
-            self.restore_env_runners(group)
-            if group.healthy_worker_ids():
-                break
-            if time.monotonic() > deadline:
-                raise TrainingFailedError(
-                    "all rollout workers are lost and none came back; "
-                    "look for the reason in the run's log, then go on with --resume"
-                )
-            time.sleep(1.0)
-        ids: list[int] = group.healthy_worker_ids()
-        return ids
 
     def pop_episodes(self) -> list[RolloutMetrics]:
         """Episodes that ended since the last call, of all workers."""
@@ -209,7 +127,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             "learner": self.learner_policy.get_learner_state(),
             "filters": {name: f.stats.state() for name, f in local.filters.items()},
             "workers": self._worker_states(),
-            "next_samples": self._next_samples and _pack(self._next_samples.result()),
+            "next_samples": self._next_samples and pack(self._next_samples.result()),
             "numpy_rng": np.random.get_state(legacy=False),
         }
         write_state(Path(checkpoint_dir), state)
@@ -241,7 +159,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self._counters.update(state["counters"])
         np.random.set_state(state["numpy_rng"])
         packed = state["next_samples"]
-        self._next_samples = None if packed is None else Background(lambda: _unpack(packed))
+        self._next_samples = None if packed is None else Background(lambda: unpack(packed))
         self._restore_workers(state)
 
     def _restore_workers(self, state: dict[str, Any]) -> None:
@@ -252,64 +170,6 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             worker.restore_rollout(weights, filters, workers.get(worker.worker_index))
 
         self.env_runner_group.foreach_env_runner(restore)
-
-
-class _Samples(NamedTuple):
-    """A whole batch."""
-
-    batch: SampleBatch
-    episodes: list[RolloutMetrics]
-    time_s: float
-
-
-class _Sampled(NamedTuple):
-    """What one worker brings home."""
-
-    batch: SampleBatch
-    filters: dict[str, RunningFilter]
-    """Statistics; their buffers hold what this worker has seen since the last request."""
-    episodes: list[RolloutMetrics]
-
-
-def _pack(samples: _Samples) -> dict[str, Any]:
-    """Plain values for a checkpoint."""
-    episodes = [(episode.episode_length, episode.episode_reward) for episode in samples.episodes]
-    return {"batch": dict(samples.batch), "episodes": episodes, "time_s": samples.time_s}
-
-
-def _unpack(packed: dict[str, Any]) -> _Samples:
-    episodes = [RolloutMetrics(length, reward) for length, reward in packed["episodes"]]
-    return _Samples(SampleBatch(packed["batch"]), episodes, packed["time_s"])
-
-
-def _sample_request(
-    num_vector_steps: int, broadcast: Any
-) -> Callable[[VectorRolloutWorker], _Sampled | str]:
-    """One round trip: brings weights and filters, samples, takes home what was seen.
-
-    An exception comes home as a text: raised inside the actor it would make RLlib wait a minute
-    and replace the worker, to fail in the same way again.
-    """
-
-    def request(worker: VectorRolloutWorker) -> _Sampled | str:
-        weights, filters = ray.get(broadcast)
-        worker.policy_map[DEFAULT_POLICY_ID].set_weights(weights)
-        worker.sync_filters(filters)
-        try:
-            batch = worker.sample(num_vector_steps)
-        except Exception as error:
-            logger.exception("sampling failed")
-            return _env_failure(f"rollout worker {worker.worker_index}", error)
-        return _Sampled(batch, worker.get_filters(flush_after=True), worker.get_metrics())
-
-    return request
-
-
-def _env_failure(who: str, error: Exception) -> str:
-    return (
-        f"{who} failed in its environment: {type(error).__name__}: {error}; "
-        f"mend the environment, then go on from the last checkpoint with --resume"
-    )
 
 
 def _check_finite(stats: dict[str, float]) -> None:
