@@ -59,9 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _report([_usage(error)], EXIT_BAD_INPUT)
     except TrainingFailedError as error:
         return _report([str(error)], EXIT_FAILED)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        advice = str(error) or "nothing was changed"
-        return _report([f"interrupted; {advice}"], EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
 
 
 def _report(problems: list[str], status: int) -> int:

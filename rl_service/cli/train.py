@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,9 +83,7 @@ def train(
         "tracking.wandb_entity": wandb_entity,
     }
     names = {"model": model, "algorithm": algorithm, "env": env}
-    from rl_service.runs.signals import interruptible
-
-    with interruptible():
+    with _told_if_interrupted():
         if resume is not None:
             _refuse_beside_resume({**names, **flags, "config": config})
             run, loaded = _resumed(resume, iterations, overrides or [])
@@ -95,6 +95,19 @@ def train(
         typer.echo(json.dumps(asdict(result)))
     if result.status == "stopped":
         raise typer.Exit(130)
+
+
+@contextlib.contextmanager
+def _told_if_interrupted() -> Iterator[None]:
+    """One line and status 130 for a Ctrl-C or SIGTERM that comes before there is a step to end."""
+    from rl_service.runs.signals import interruptible
+
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt as error:  # typer would end without a word
+        typer.echo(f"error: interrupted; {str(error) or 'nothing was started'}", err=True)
+        raise typer.Exit(130) from error
 
 
 def _load(
@@ -166,20 +179,20 @@ def _resumed(
 
 def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
     """Trains with the console to ourselves; what the libraries say goes to the run's log."""
-    from rl_service.runs import captured_output
+    try:
+        from rl_service.runs import captured_output
 
-    with captured_output(run.log_path) as (out, _):
-        from rl_service.cli.progress import build_progress
-        from rl_service.training import train as run_training
+        with captured_output(run.log_path) as (out, _):
+            from rl_service.cli.progress import build_progress
+            from rl_service.training import train as run_training
 
-        with build_progress(out) as observer:
-            for note in loaded.notes:
-                observer.on_message(note)
-            try:
+            with build_progress(out) as observer:
+                for note in loaded.notes:
+                    observer.on_message(note)
                 return run_training(loaded.settings, observer=observer, run=run)
-            except TrainingFailedError as error:
-                raise TrainingFailedError(f"{error}; details are in {run.log_path}") from error
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"go on from what is saved with rl-service train --resume {run.path}"
-                ) from None
+    except TrainingFailedError as error:
+        raise TrainingFailedError(f"{error}; details are in {run.log_path}") from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"go on from what is saved with rl-service train --resume {run.path}"
+        ) from None

@@ -49,6 +49,7 @@ def refusals(*arguments: str, cwd: Path) -> list[str]:
         ("--set algorithm.actor_lr=-1", ["algorithm.actor_lr=-1", "greater than 0"]),
         ("--set algorithm.gamma=nan", ["algorithm.gamma='nan'", "finite number"]),
         ("--seed -1", ["seed=-1", "greater than or equal to 0"]),
+        ("--seed 5000000000", ["seed=5000000000", "less than 2147483648"]),
         ("-ne 0", ["stop.iterations=0", "greater than 0"]),
         ("-ne many", ["--iterations", "valid integer"]),
         ("-e Taxi-v3", ["Discrete(500) is not supported", "flatten"]),
@@ -87,6 +88,7 @@ def test_all_problems_are_told_at_once_one_on_each_line(tmp_path: Path) -> None:
         ("nowhere", "policy nowhere does not exist"),
         (". -f .", "give one policy bundle"),
         (". -ne 0", "--num-episodes=0 is too small"),
+        (". --seed 99999999999999999999", "too large; give at most 2147483647"),
         (".", "policy.json"),
     ],
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from rl_service import checks
 from rl_service.checks import check_output, check_settings
@@ -24,10 +24,9 @@ def settings(*overrides: str) -> Settings:
 
 @pytest.fixture
 def gpt2_folder(tmp_path: Path) -> Path:
-    """A folder that looks like pretrained GPT-2 weights from outside."""
-    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file({"wte.weight": torch.zeros(4, 8)}, tmp_path / "model.safetensors")
+    """A tiny GPT-2, saved by Hugging Face's own library."""
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=64, vocab_size=4)
+    GPT2Model(config).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -109,6 +108,27 @@ def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_whole_folder_of_weights_is_accepted(gpt2_folder: Path) -> None:
     assert pretrained_problems(gpt2_folder) == []
+
+
+def test_a_gpt2_with_its_language_head_is_accepted(tmp_path: Path) -> None:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=64, vocab_size=4, n_inner=12)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert pretrained_problems(tmp_path) == []
+
+
+def test_weights_of_another_model_are_refused(gpt2_folder: Path) -> None:
+    save_file({"encoder.weight": torch.zeros(4, 8)}, gpt2_folder / "model.safetensors")
+    [problem] = pretrained_problems(gpt2_folder)
+    assert "has no h.0.ln_1.weight, so it is of another model" in problem
+
+
+@pytest.mark.parametrize("name", ["h.0.attn.c_attn.weight", "ln_f.bias", "wpe.weight"])
+def test_weights_of_another_size_are_refused(gpt2_folder: Path, name: str) -> None:
+    path = gpt2_folder / "model.safetensors"
+    weights = load_file(path)
+    save_file({**weights, name: torch.zeros(3)}, path)
+    [problem] = pretrained_problems(gpt2_folder)
+    assert f"{name} in model.safetensors has shape (3,), and its config.json says" in problem
 
 
 def test_a_context_longer_than_the_pretrained_positions_is_refused(gpt2_folder: Path) -> None:

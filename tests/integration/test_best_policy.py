@@ -1,0 +1,151 @@
+"""Which policy a run leaves, and how it ends, whatever its scores."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from custom_models.configs import MLPConfig
+from rl_service import training
+from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.algorithms.registry import build_algorithm
+from rl_service.best_policy import BestPolicy
+from rl_service.config.settings import (
+    EnvSettings,
+    EvaluationSettings,
+    PPOSettings,
+    ResourceSettings,
+    Settings,
+    StopSettings,
+    TrackingSettings,
+)
+from rl_service.runs import Run
+from rl_service.training import train
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+SEED = 7
+
+
+class Silent:
+    """Watches and says nothing."""
+
+    def on_start(self, *_: Any) -> None: ...
+    def on_iteration(self, row: Any) -> None: ...
+    def on_evaluation(self, row: Any) -> None: ...
+    def on_finish(self, result: Any) -> None: ...
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+class NaNScores(gym.Env[Any, Any]):
+    """One step, whose reward is NaN in the episode that a policy is evaluated by."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._evaluated = seed == SEED + training.EVALUATION_SEED_OFFSET
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        reward = math.nan if self._evaluated else 1.0
+        return self.observation_space.sample(), reward, True, False, {}
+
+
+def new_run(folder: Path, env: str, interval: int) -> Run:
+    settings = Settings(
+        env=EnvSettings(id=env),
+        model=MLPConfig(hidden_sizes=(8,), critic_hidden_sizes=(8,)),
+        algorithm=PPOSettings(train_batch_size=32, minibatch_size=32, num_epochs=1),
+        resources=ResourceSettings(num_env_runners=0, num_envs_per_env_runner=2),
+        stop=StopSettings(iterations=1),
+        evaluation=EvaluationSettings(interval=interval, num_episodes=1, final_num_episodes=1),
+        tracking=TrackingSettings(output_dir=str(folder), tensorboard=False),
+        seed=SEED,
+    )
+    return Run.create(settings, command=[])
+
+
+def scores(run: Run) -> dict[str, Any]:
+    text = (run.bundle_path / "policy.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)["evaluation"]
+    return found
+
+
+def test_a_run_whose_first_episode_has_not_ended_leaves_a_policy_without_scores(
+    tmp_path: Path,
+) -> None:
+    run = new_run(tmp_path, "Pendulum-v1", interval=0)
+    result = train(run.settings, observer=Silent(), run=run)
+    assert (result.status, result.policy) == ("finished", str(run.bundle_path))
+    assert scores(run) == {}
+
+
+def test_an_evaluation_without_a_finite_mean_is_told_and_keeps_no_policy(tmp_path: Path) -> None:
+    run = new_run(tmp_path, f"{__name__}:NaNScores", interval=1)
+    observer = Silent()
+    assert train(run.settings, observer=observer, run=run).status == "finished"
+    [message] = observer.messages
+    assert "evaluation at iteration 1 has no finite mean return" in message
+    assert scores(run) == {}
+
+
+def test_ctrl_c_in_the_final_evaluation_leaves_a_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tmp_path, "CartPole-v1", interval=0)
+    load = training.load_bundle
+
+    def load_and_interrupt(path: Path) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return load(path)
+
+    monkeypatch.setattr(training, "load_bundle", load_and_interrupt)
+    observer = Silent()
+    result = train(run.settings, observer=observer, run=run)
+    assert (result.status, result.episodes, result.episode_return_mean) == ("finished", 0, None)
+    assert "the final evaluation was interrupted" in observer.messages[0]
+
+
+@pytest.fixture
+def algorithm() -> Iterator[OnPolicyAlgorithm]:
+    built = build_algorithm(
+        Settings(
+            env=EnvSettings(id="CartPole-v1"),
+            model=MLPConfig(),
+            resources=ResourceSettings(num_env_runners=0),
+        )
+    )
+    yield built
+    built.stop()
+
+
+def test_after_a_kill_only_a_better_policy_replaces_the_one_on_disk(
+    tmp_path: Path, algorithm: OnPolicyAlgorithm
+) -> None:
+    run = new_run(tmp_path, "CartPole-v1", interval=1)
+    best = BestPolicy(run, algorithm)
+    best.keep_if_better(math.nan, {}, "evaluation")
+    assert not best.exists
+    best.keep_if_better(5.0, {"episode_return_mean": 5.0}, "evaluation")
+
+    resumed = BestPolicy(run, algorithm)  # its checkpoint may be older than the bundle
+    resumed.keep_if_better(4.0, {"episode_return_mean": 4.0}, "evaluation")
+    assert scores(run)["episode_return_mean"] == 5.0
+    resumed.keep_if_better(6.0, {"episode_return_mean": 6.0}, "evaluation")
+    assert scores(run)["episode_return_mean"] == 6.0
