@@ -6,10 +6,10 @@ BIN    := $(VENV)/bin
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test lint format type learn bench clean
+.PHONY: help venv train test lint format type learn bench bench-gpu clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 venv: $(VENV)/.installed  ## set up .venv
 
@@ -33,8 +33,11 @@ type: venv  ## check types
 learn: venv  ## train each environment to its promised score (long)
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0
 
-bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (long)
-	@$(ONE_THREAD) $(BIN)/python -m pytest tests/benchmarks --timeout=0
+bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (20 minutes)
+	@$(ONE_THREAD) $(BIN)/python -m tests.benchmarks
+
+bench-gpu: venv  ## measure the nets on one GPU against its peaks (minutes)
+	@$(BIN)/python -m tests.benchmarks.gpu
 
 clean:  ## remove .venv and caches; runs and checkpoints stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

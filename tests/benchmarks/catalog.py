@@ -1,0 +1,28 @@
+"""All benchmarks, in the order of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.benchmarks import critic, memory, sampling, scaling, training
+from tests.benchmarks.child import OpenSubject
+from tests.benchmarks.record import Raw, Tables
+
+
+class Benchmark(NamedTuple):
+    """Numbers, and how they read."""
+
+    measure: Callable[[OpenSubject, bool], Raw]
+    """Given how to open subjects, and whether tiny sizes will do."""
+    tables: Tables
+
+
+BENCHMARKS = {
+    "training": Benchmark(training.measure, training.tables),
+    "critic": Benchmark(critic.measure, critic.tables),
+    "sampling": Benchmark(sampling.measure, sampling.tables),
+    "scaling": Benchmark(scaling.measure, scaling.tables),
+    "memory": Benchmark(memory.measure, memory.tables),
+}
+TABLES: dict[str, Tables] = {name: each.tables for name, each in BENCHMARKS.items()}

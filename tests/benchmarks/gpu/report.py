@@ -1,0 +1,52 @@
+"""Tables of the GPU's numbers."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from tests.benchmarks.record import Raw
+from tests.benchmarks.repeats import ratio
+from tests.benchmarks.tables import Table
+
+NET_NAMES = {"mlp": "MLP actor and critic", "gpt2": "GPT-2 critic (Table I, banded)"}
+
+
+def tables(raw: Raw) -> list[Table]:
+    """One table a net."""
+    peaks = {name: median(values) for name, values in raw["peaks"].items()}
+    return [_table(net, cases, peaks) for net, cases in raw["nets"].items()]
+
+
+def _table(net: str, cases: Raw, peaks: dict[str, float]) -> Table:
+    return Table(
+        f"{NET_NAMES[net]} on one GPU, forward and backward",
+        (
+            *("values", "way", "ms", "arithmetic, ms", "memory, ms"),
+            *("times the least", "faster than float32", "values/s"),
+        ),
+        [
+            _row(num_values, way, case, peaks)
+            for num_values, case in cases.items()
+            for way in case["seconds"]
+        ],
+        f"The least: the greater of the arithmetic at the measured peak of a matrix product "
+        f"(float32 {peaks['float32'] / 1e12:.0f}, bf16 {peaks['bf16'] / 1e12:.0f} TFLOP/s) and "
+        f"the bytes that must move at the measured {peaks['copy'] / 1e12:.2f} TB/s of a copy.",
+    )
+
+
+def _row(num_values: str, way: str, case: Raw, peaks: dict[str, float]) -> tuple[str, ...]:
+    seconds = median(case["seconds"][way])
+    is_bf16 = way.startswith("bf16")
+    arithmetic = case["flop"] / peaks["bf16" if is_bf16 else "float32"]
+    memory = case["bytes"]["bf16" if is_bf16 else "float32"] / peaks["copy"]
+    return (
+        f"{int(num_values):,}",
+        way,
+        f"{1e3 * seconds:.3f}",
+        f"{1e3 * arithmetic:.4f}",
+        f"{1e3 * memory:.4f}",
+        f"{seconds / max(arithmetic, memory):.1f}",
+        str(ratio(case["seconds"]["float32"], case["seconds"][way])),
+        f"{int(num_values) / seconds:,.0f}",
+    )

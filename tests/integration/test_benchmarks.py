@@ -1,0 +1,69 @@
+"""`make bench` in miniature: every part but the other library runs, reads well and is recorded.
+
+No time is asserted: what is measured here means nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import machine
+from tests.benchmarks.catalog import BENCHMARKS, TABLES
+from tests.benchmarks.child import Child, ChildFailed
+from tests.benchmarks.record import Record
+
+
+class Adder:
+    """A subject with something to say."""
+
+    def __init__(self, start: int) -> None:
+        self.total = start
+
+    def add(self, number: int) -> int:
+        self.total += number
+        return self.total
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def in_this_process(path: str, **arguments: Any) -> Iterator[Any]:
+    """Subjects share the tests' Ray instead of starting one each."""
+    module, _, name = path.partition(":")
+    subject = getattr(importlib.import_module(module), name)(**arguments)
+    try:
+        yield subject
+    finally:
+        subject.close()
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "training"])
+def test_a_benchmark_measures_and_its_tables_are_recorded(name: str, tmp_path: Path) -> None:
+    raw = BENCHMARKS[name].measure(in_this_process, True)
+    record = Record(tmp_path, "speed", "make bench")
+    record.add(name, raw, machine.describe(), 1.0, TABLES)
+    assert json.loads(record.raw_path.read_text())[name]["raw"] == raw
+    page = (tmp_path / "speed-tables.md").read_text()
+    tables = TABLES[name](raw)
+    assert tables
+    for table in tables:
+        assert f"## {table.title}\n" in page
+        assert table.rows
+        assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_a_child_keeps_its_state_and_survives_a_failed_call() -> None:
+    with Child(f"{__name__}:Adder", start=1) as child:
+        assert child.add(2) == 3
+        with pytest.raises(ChildFailed, match="TypeError"):
+            child.add("two")
+        assert child.add(4) == 7
