@@ -36,6 +36,7 @@ def record(task: Task, seed: int, result: dict[str, Any], machine: str) -> None:
     """Adds a run and writes both files again."""
     results = read()
     results.setdefault(task.name, {})[str(seed)] = {**result, "machine": machine}
+    FOLDER.mkdir(parents=True, exist_ok=True)
     RAW.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     TABLE.write_text(table(results), encoding="utf-8")
 
