@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     num_env_runners: int = 2
     train_batch_size: int = 2048
     num_values: int = NUM_VALUES
-    iterations: int = 2
+    iterations: int = 1
     fewer_passes: int = 1
     """Divides those of `_PASSES`."""
     matrix_products: int = 20
