@@ -24,6 +24,7 @@ from rl_service.policies.runner import PolicyRunner
 from rl_service.ray_session import ray_session
 from rl_service.runs import Run, StopRequest
 from rl_service.runs.observer import TrainingObserver, TrainResult
+from rl_service.runs.signals import interruptible
 from rl_service.tracking import RunStatus, Tracker, build_trackers
 
 logger = logging.getLogger(__name__)
@@ -247,12 +248,13 @@ class _Training:
     def _final_evaluation(self) -> EvaluationResult | None:
         """Plays the best policy's final episodes; None if Ctrl-C ends them."""
         try:
-            return evaluate(
-                load_bundle(self.run.bundle_path),
-                self.settings.env,
-                num_episodes=self.settings.evaluation.final_num_episodes,
-                seed=self.settings.seed,
-            )
+            with interruptible():
+                return evaluate(
+                    load_bundle(self.run.bundle_path),
+                    self.settings.env,
+                    num_episodes=self.settings.evaluation.final_num_episodes,
+                    seed=self.settings.seed,
+                )
         except KeyboardInterrupt:
             self.observer.on_message("the final evaluation was interrupted; the run is finished")
             return None

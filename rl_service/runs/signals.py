@@ -13,7 +13,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets SIGTERM raise KeyboardInterrupt, as SIGINT does; for the main thread."""
+    """Lets SIGTERM raise KeyboardInterrupt, as SIGINT does.
+
+    Also where a shell has started the process with SIGINT ignored, as with `&`. Outside the main
+    thread, where Python delivers no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:
         yield

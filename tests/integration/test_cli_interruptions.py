@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,21 +30,35 @@ TINY = (
 )
 
 
-def start(*arguments: str, cwd: Path, address: str | None = None) -> subprocess.Popen[str]:
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
     """`rl-service train` on the Ray of these tests, since starting one takes seconds."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "RAY_ADDRESS": address or ray.get_runtime_context().gcs_address,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "rl_service.cli", "train", *arguments],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    processes = []
+
+    def run(*arguments: str, cwd: Path, address: str | None = None) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_ADDRESS": address or ray.get_runtime_context().gcs_address,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rl_service.cli", "train", *arguments],
+            cwd=cwd,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:  # those that a failed test left
+        process.kill()
+        process.communicate()
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -67,7 +81,8 @@ def run_in(folder: Path, num_rows: int, process: subprocess.Popen[str]) -> Run:
         for progress in folder.glob("runs/*/*/progress.jsonl"):
             if progress.read_bytes().count(b"\n") >= num_rows:
                 return Run.open(progress.parent)
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None, ended(process)
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -89,7 +104,7 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def test_a_killed_and_resumed_run_equals_an_unbroken_one_and_nobody_else_may_resume_it(
-    tmp_path: Path,
+    tmp_path: Path, start: Start
 ) -> None:
     for name in ("broken", "unbroken"):
         (tmp_path / name).mkdir()
@@ -97,8 +112,8 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_and_nobody_else_may_res
     unbroken = start(*arguments, cwd=tmp_path / "unbroken")
     broken = start(*arguments, cwd=tmp_path / "broken")
     run = run_in(tmp_path / "broken", 6, broken)
-    second = start("--resume", str(run.path), cwd=tmp_path)
     broken.send_signal(signal.SIGSTOP)  # in mid-run until the other has looked
+    second = start("--resume", str(run.path), cwd=tmp_path)
     assert "is in progress in another process" in refusal(second)
     broken.kill()
     ended(broken)
@@ -115,7 +130,7 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_and_nobody_else_may_res
 
 
 def test_a_resumed_run_keeps_its_new_length_and_numbers_and_lists_no_iteration_twice(
-    tmp_path: Path,
+    tmp_path: Path, start: Start
 ) -> None:
     stop = "--set stop.time_s=0.001 --set stop.episode_return_mean=1000 --set evaluation.interval=0"
     assert ended(start(*TINY.split(), *stop.split(), cwd=tmp_path))[0] == 0
@@ -140,7 +155,7 @@ def test_a_resumed_run_keeps_its_new_length_and_numbers_and_lists_no_iteration_t
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small disk cannot be mounted without root")
     yield disk
@@ -148,7 +163,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up_ends_a_run_with_one_line_and_a_whole_checkpoint(
-    small_disk: Path,
+    small_disk: Path, start: Start
 ) -> None:
     process = start(*TINY.split(), "--set", "evaluation.interval=0", "-ne", "5000", cwd=small_disk)
     run = run_in(small_disk, 5, process)
@@ -164,7 +179,7 @@ def test_a_disk_that_fills_up_ends_a_run_with_one_line_and_a_whole_checkpoint(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_the_start_is_one_line_and_status_130(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
     process = start(*TINY.split(), cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/log.txt")):
@@ -179,7 +194,7 @@ def test_a_signal_during_the_start_is_one_line_and_status_130(
 
 
 def test_clusters_that_do_not_answer_or_are_too_small_are_refused_with_the_numbers(
-    tmp_path: Path,
+    tmp_path: Path, start: Start
 ) -> None:
     many = ["-e", "CartPole-v1", "-m", "mlp", "--set", "resources.num_env_runners=3"]
     too_small = start(*many, cwd=tmp_path)
