@@ -10,7 +10,7 @@ from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
 from rl_service.envs import env_spaces
 from rl_service.errors import EnvError
-from rl_service.machine import available_cpus, available_gpus
+from rl_service.machine import available_cpus, available_gpus, missing_cpus
 from rl_service.pretrained import check_pretrained
 
 
@@ -72,16 +72,10 @@ def _write_problems(folder: Path) -> list[str]:
 
 
 def _resource_problems(resources: ResourceSettings) -> list[str]:
-    problems = []
-    workers, each = resources.num_env_runners, resources.num_cpus_per_env_runner
     cpus = available_cpus()
-    if workers * each > cpus:
-        fitting = int(cpus / each)
-        problems.append(
-            f"resources.num_env_runners={workers} with {each:g} CPU each need {workers * each:g} "
-            f"CPUs, and there are {cpus}; use at most {fitting} "
-            f"(--set resources.num_env_runners={fitting}) or point RAY_ADDRESS to a cluster"
-        )
+    remedy = "point RAY_ADDRESS to a cluster"
+    too_many = missing_cpus(resources, cpus, there=f"there are {cpus}", remedy=remedy)
+    problems = [too_many] if too_many else []
     if resources.num_gpus and available_gpus() < resources.num_gpus:
         problems.append(
             f"resources.num_gpus={resources.num_gpus}, and torch sees {available_gpus()} GPUs; "

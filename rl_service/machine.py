@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rl_service.config.settings import ResourceSettings
+
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -20,6 +22,28 @@ def available_gpus() -> int:
     import torch  # takes seconds, and only asked for when a run wants a GPU
 
     return torch.cuda.device_count()
+
+
+def missing_cpus(
+    resources: ResourceSettings, cpus: float, *, there: str, remedy: str
+) -> str | None:
+    """Why the rollout workers do not fit, in one line; None if they do.
+
+    Args:
+        resources: the workers asked for.
+        cpus: how many CPUs there are.
+        there: says where they are and how many.
+        remedy: what else to do than to ask for fewer workers.
+    """
+    workers, each = resources.num_env_runners, resources.num_cpus_per_env_runner
+    if workers * each <= cpus:
+        return None
+    fitting = int(cpus / each)
+    return (
+        f"resources.num_env_runners={workers} with {each:g} CPU each need {workers * each:g} "
+        f"CPUs, and {there}; use at most {fitting} "
+        f"(--set resources.num_env_runners={fitting}) or {remedy}"
+    )
 
 
 def available_memory_bytes() -> int | None:

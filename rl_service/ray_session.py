@@ -14,6 +14,7 @@ import ray
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
+from rl_service.machine import missing_cpus
 
 _ANSWER_TIMEOUT_S = 10.0
 _SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
@@ -80,16 +81,11 @@ def _start(resources: ResourceSettings) -> None:
 
 def _check_cpus(resources: ResourceSettings, address: str) -> None:
     """Ray would wait for missing CPUs for ever."""
-    needed = resources.num_env_runners * resources.num_cpus_per_env_runner
     cpus = ray.cluster_resources().get("CPU", 0.0)
-    if needed > cpus:
-        fitting = int(cpus / resources.num_cpus_per_env_runner)
-        raise ResourceError(
-            f"resources.num_env_runners={resources.num_env_runners} with "
-            f"{resources.num_cpus_per_env_runner:g} CPU each need {needed:g} CPUs, and the cluster "
-            f"at RAY_ADDRESS={address} has {cpus:g}; use at most {fitting} "
-            f"(--set resources.num_env_runners={fitting}) or add nodes"
-        )
+    there = f"the cluster at RAY_ADDRESS={address} has {cpus:g}"
+    problem = missing_cpus(resources, cpus, there=there, remedy="add nodes")
+    if problem:
+        raise ResourceError(problem)
 
 
 def _brief(error: Exception) -> str:

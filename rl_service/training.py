@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
-from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +24,6 @@ from rl_service.runs import Run, StopRequest
 from rl_service.runs.observer import TrainingObserver, TrainResult
 from rl_service.runs.signals import interruptible
 from rl_service.tracking import RunStatus, Tracker, build_trackers
-
-logger = logging.getLogger(__name__)
 
 EVALUATION_SEED_OFFSET = 1_000_000
 """Evaluations during training use other episodes than the final one, which picks nothing."""
@@ -77,7 +73,13 @@ class _Progress:
 
     time_total_s: float = 0.0
     recent_returns: list[float] = field(default_factory=list)
+    """Of the last `RETURN_WINDOW` episodes, as `recent_lengths`."""
     recent_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Training return; None before the first episode has ended."""
+        return float(np.mean(self.recent_returns)) if self.recent_returns else None
 
 
 class _Training:
@@ -94,8 +96,6 @@ class _Training:
         self.best = BestPolicy(run, algo)
         self.saved_at: int | None = None  # iteration of the newest checkpoint
         self.trackers: list[Tracker] = []
-        self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
-        self._lengths: deque[int] = deque(maxlen=RETURN_WINDOW)
 
     def restore(self, checkpoint: Path) -> None:
         """Goes on from a checkpoint."""
@@ -108,8 +108,6 @@ class _Training:
                 f"{checkpoint / _PROGRESS_FILE} is missing or damaged; remove that checkpoint "
                 f"to resume from an earlier one"
             ) from error
-        self._returns.extend(self.progress.recent_returns)
-        self._lengths.extend(self.progress.recent_lengths)
         self.saved_at = self.algo.iteration
 
     def run_to_end(self) -> TrainResult:
@@ -176,33 +174,38 @@ class _Training:
 
     def _episode_metrics(self) -> dict[str, float | None]:
         episodes = self.algo.pop_episodes()
-        self._returns.extend(episode.episode_reward for episode in episodes)
-        self._lengths.extend(episode.episode_length for episode in episodes)
-        returns = self._returns
+        returns, lengths = self.progress.recent_returns, self.progress.recent_lengths
+        returns += [episode.episode_reward for episode in episodes]
+        lengths += [episode.episode_length for episode in episodes]
+        del returns[:-RETURN_WINDOW], lengths[:-RETURN_WINDOW]
         return {
             "num_episodes": len(episodes),
-            "episode_return_mean": float(np.mean(returns)) if returns else None,
+            "episode_return_mean": self.progress.return_mean,
             "episode_return_min": min(returns) if returns else None,
             "episode_return_max": max(returns) if returns else None,
-            "episode_len_mean": float(np.mean(self._lengths)) if returns else None,
+            "episode_len_mean": float(np.mean(lengths)) if lengths else None,
         }
 
     def _is_done(self) -> bool:
         stop = self.settings.stop
-        mean = float(np.mean(self._returns)) if len(self._returns) else -math.inf
+        mean = self.progress.return_mean
         return (
             (stop.iterations is not None and self.algo.iteration >= stop.iterations)
             or (stop.env_steps is not None and self.algo.env_steps >= stop.env_steps)
             or (stop.time_s is not None and self.progress.time_total_s >= stop.time_s)
-            or (stop.episode_return_mean is not None and mean >= stop.episode_return_mean)
+            or (
+                stop.episode_return_mean is not None
+                and mean is not None
+                and mean >= stop.episode_return_mean
+            )
         )
 
     def _evaluate_if_due(self) -> dict[str, float]:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""
         interval = self.settings.evaluation.interval
         if interval == 0:
-            if self._returns:
-                score = float(np.mean(self._returns))
+            score = self.progress.return_mean
+            if score is not None:
                 self.best.keep_if_better(score, {"episode_return_mean": score}, source="training")
             return {}
         if self.algo.iteration % interval and not self._is_done():
@@ -234,9 +237,6 @@ class _Training:
         )
 
     def _checkpoint(self) -> None:
-        self.progress.recent_returns = list(self._returns)
-        self.progress.recent_lengths = list(self._lengths)
-
         def write(folder: Path) -> None:
             self.algo.save_checkpoint(str(folder))
             text = json.dumps(asdict(self.progress))

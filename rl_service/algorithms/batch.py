@@ -47,10 +47,8 @@ class CriticChunks(NamedTuple):
     """(M, C) true where a step's value is fitted."""
     targets: Tensor
     """(M, C) value targets in units of the return."""
-    values: Tensor
-    """(M, C) values before the update, in units of the return."""
     outputs: Tensor
-    """(M, C) the same as the critic gave them, in its own units."""
+    """(M, C) values before the update, in the critic's own units."""
 
 
 class LearnerBatch(NamedTuple):
@@ -78,7 +76,6 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
             chunks=chunks,
             loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),
             targets=policy.to_device(targets[asked_rows]),
-            values=policy.to_device(values[asked_rows]),
             outputs=outputs,
         ),
     )

@@ -1,4 +1,4 @@
-"""What every on-policy policy shares: acting, values of a whole batch, weights and state."""
+"""What every on-policy policy shares: acting, optimisers, units of values, weights and state."""
 
 from __future__ import annotations
 

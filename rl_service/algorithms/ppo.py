@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,7 +35,8 @@ class PPOPolicy(ActorCriticPolicy):
 
     def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
         stats = {"critic_lr": self._set_lr("critic", self.settings.algorithm.critic_lr)}
-        stats["vf_explained_var"] = explained_variance(batch.critic)
+        values = self.denormalise_values(batch.critic.outputs.cpu().numpy())
+        stats["vf_explained_var"] = explained_variance(batch.critic, values)
         return stats | self._fit_critic(batch.critic)
 
     def _set_lr(self, name: str, start: float) -> float:
@@ -148,12 +150,17 @@ class PPOPolicy(ActorCriticPolicy):
         self.kl_coeff = state["kl_coeff"]
 
 
-def explained_variance(batch: CriticChunks) -> float:
-    """1 - Var(targets - values) / Var(targets) over the steps; 0 for constant targets."""
-    targets = batch.targets[batch.loss_mask].double().cpu().numpy()
-    values = batch.values[batch.loss_mask].double().cpu().numpy()
+def explained_variance(batch: CriticChunks, values: npt.NDArray[np.float32]) -> float:
+    """1 - Var(targets - values) / Var(targets) over the steps; 0 for constant targets.
+
+    Args:
+        batch: with the targets.
+        values: (M, C) in units of the return.
+    """
+    steps = batch.loss_mask.cpu().numpy()
+    targets = batch.targets.cpu().numpy()[steps].astype(np.float64)
     variance = float(np.var(targets))
-    return 0.0 if variance == 0.0 else 1.0 - float(np.var(targets - values)) / variance
+    return 0.0 if variance == 0.0 else 1.0 - float(np.var(targets - values[steps])) / variance
 
 
 class PPO(OnPolicyAlgorithm):

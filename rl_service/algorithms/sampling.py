@@ -60,33 +60,37 @@ class BatchSampler:
         Vector steps are dealt evenly to the live workers. What a dying worker leaves undone is
         dealt again to the others, so the batch size never depends on faults.
         """
-        num_envs = self._settings.resources.num_envs_per_env_runner
-        missing = self._settings.algorithm.train_batch_size // num_envs
+        resources = self._settings.resources
+        num_steps = self._settings.algorithm.train_batch_size // resources.num_envs_per_env_runner
         started = time.perf_counter()
-        rounds: list[_Sampled] = []
-        broadcast = self._put_broadcast()
-        while missing > 0:
-            for sampled in self._sample_round(missing, broadcast):
-                missing -= int(sampled.batch[LOSS_MASK].sum()) // num_envs
-                rounds.append(sampled)
+        if resources.num_env_runners:
+            parts = self._sample_on_workers(num_steps)
+        else:
+            parts = [self._sample_here(num_steps)]
         return Samples(
-            batch=concat_samples([sampled.batch for sampled in rounds]),
-            episodes=[episode for sampled in rounds for episode in sampled.episodes],
+            batch=concat_samples([part.batch for part in parts]),
+            episodes=[episode for part in parts for episode in part.episodes],
             time_s=time.perf_counter() - started,
         )
 
+    def _sample_on_workers(self, num_vector_steps: int) -> list[_Sampled]:
+        num_envs = self._settings.resources.num_envs_per_env_runner
+        broadcast = self._put_broadcast()
+        parts: list[_Sampled] = []
+        while num_vector_steps > 0:
+            for part in self._sample_round(num_vector_steps, broadcast):
+                num_vector_steps -= int(part.batch[LOSS_MASK].sum()) // num_envs
+                parts.append(part)
+        return parts
+
     def _put_broadcast(self) -> Any:
         """Weights and merged filters, once in the object store for all workers."""
-        if self._settings.resources.num_env_runners == 0:
-            return None
         local: VectorRolloutWorker = self._algorithm.env_runner
         weights = local.policy_map[DEFAULT_POLICY_ID].get_weights()
         return ray.put((weights, local.get_filters()))
 
     def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[_Sampled]:
         local: VectorRolloutWorker = self._algorithm.env_runner
-        if self._settings.resources.num_env_runners == 0:
-            return [self._sample_here(local, num_vector_steps)]
         worker_ids = self._live_workers()
         shares = [len(part) for part in np.array_split(range(num_vector_steps), len(worker_ids))]
         busy = [(w, n) for w, n in zip(worker_ids, shares, strict=True) if n]
@@ -102,7 +106,8 @@ class BatchSampler:
                 local.filters[name].apply_changes(changed)
         return list(results)
 
-    def _sample_here(self, local: VectorRolloutWorker, num_vector_steps: int) -> _Sampled:
+    def _sample_here(self, num_vector_steps: int) -> _Sampled:
+        local: VectorRolloutWorker = self._algorithm.env_runner
         try:
             batch: SampleBatch = local.sample(num_vector_steps)
         except Exception as error:
@@ -117,17 +122,16 @@ class BatchSampler:
         """
         group = self._algorithm.env_runner_group
         deadline = time.monotonic() + RESTART_DEADLINE_S
-        while not group.healthy_worker_ids():
-            self._algorithm.restore_env_runners(group)
-            if group.healthy_worker_ids():
-                break
+        ids: list[int] = group.healthy_worker_ids()
+        while not ids:
             if time.monotonic() > deadline:
                 raise TrainingFailedError(
                     "all rollout workers are lost and none came back; "
                     "look for the reason in the run's log, then go on with --resume"
                 )
-            time.sleep(1.0)
-        ids: list[int] = group.healthy_worker_ids()
+            if not self._algorithm.restore_env_runners(group):
+                time.sleep(1.0)
+            ids = group.healthy_worker_ids()
         return ids
 
 

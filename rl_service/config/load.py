@@ -57,14 +57,26 @@ def load_settings(
     for layer in given:
         problems += layer.take_out_malformed_groups()
     names, preset, notes = _resolve_names(given)
-    layers = [preset, *given, names]
+    return LoadedSettings(checked([preset, *given, names], problems), notes)
+
+
+def checked(layers: list[Layer], problems: list[str]) -> Settings:
+    """The settings that layers make together, the later ones winning.
+
+    Args:
+        layers: lowest first.
+        problems: found before, to be reported together with what is found here.
+
+    Raises:
+        SettingsError: with all problems, if there is any.
+    """
     settings, found = validate(merge(layers), partial(source_of, layers))
-    problems += found
+    problems = problems + found
     if settings is not None:
         problems += check_arithmetic(settings)
     if settings is None or problems:
         raise SettingsError(problems)
-    return LoadedSettings(settings, notes)
+    return settings
 
 
 def dump_settings(settings: Settings) -> str:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from rl_service.config.arithmetic import check_arithmetic
-from rl_service.config.layers import GROUPS, Layer, merge, source_of
-from rl_service.config.load import LoadedSettings
+from rl_service.config.layers import GROUPS, Layer
+from rl_service.config.load import LoadedSettings, checked
 from rl_service.config.overrides import parse_overrides
-from rl_service.config.schema import validate
 from rl_service.config.settings import Settings, StopSettings
-from rl_service.errors import SettingsError
 
 _CHANGEABLE = ("algorithm", "resources", "stop", "evaluation", "tracking")
 
@@ -40,13 +36,8 @@ def change_settings(
     if iterations is not None:
         others = dict.fromkeys(StopSettings.model_fields)
         length.values["stop"] = {**others, "iterations": iterations}
-    layers = [Layer("the run", settings.model_dump(mode="json")), length, override_layer]
-    changed, found = validate(merge(layers), partial(source_of, layers))
-    problems += found
-    if changed is not None:
-        problems += check_arithmetic(changed)
-    if changed is None or problems:
-        raise SettingsError(problems)
+    before = Layer("the run", settings.model_dump(mode="json"))
+    changed = checked([before, length, override_layer], problems)
     return LoadedSettings(changed, _notes(settings, changed))
 
 

@@ -33,6 +33,10 @@ def build_trackers(run: Run, settings: Settings, notify: Notify = logger.warning
     if settings.tracking.wandb_project:
         from rl_service.tracking.weights_and_biases import WandbTracker
 
-        entity = settings.tracking.wandb_entity
-        trackers.append(WandbTracker(run, settings.tracking.wandb_project, entity, notify))
+        project, entity = settings.tracking.wandb_project, settings.tracking.wandb_entity
+        trackers.append(
+            GuardedTracker(
+                "Weights & Biases", lambda: WandbTracker(run, project, entity, notify), notify
+            )
+        )
     return trackers

@@ -1,4 +1,4 @@
-"""Weights & Biases: never a prompt, never a hang, never the end of a run.
+"""Weights & Biases: never a prompt, never a hang.
 
 Without an API key, or if the server cannot be reached, the run is kept in `<run>/wandb` and can
 be uploaded later (`wandb sync`). Waiting is bounded at the start and at the end.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import netrc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,57 +35,45 @@ class WandbTracker:
     """One W&B run; a resumed run goes on with the same one, whose id the run folder keeps."""
 
     def __init__(self, run: Run, project: str, entity: str | None, notify: Notify) -> None:
-        self._notify = notify
-        self._run: wandb.Run | None = None
-        self._attempt(lambda: self._start(run, project, entity))
-        self._attempt(lambda: self._save_code(project))
+        self._run = _start(run, project, entity, notify)
+        self._save_code(project)
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
         """Adds numbers; W&B leaves out steps that it has already, as after a resume."""
         numbers = {key: value for key, value in json_row(row).items() if value is not None}
-        self._attempt(lambda: self._run and self._run.log(numbers, step=step))
+        self._run.log(numbers, step=step)
 
     def finish(self, status: RunStatus) -> None:
         """Uploads what is left, for a minute at most."""
-        exit_code = 1 if status == "failed" else 0
-        self._attempt(lambda: self._run and self._run.summary.update({"status": status}))
-        self._attempt(lambda: self._run and self._run.finish(exit_code=exit_code))
-        self._run = None
-
-    def _attempt(self, call: Callable[[], object]) -> None:
-        """Runs a call into W&B; its failure costs the tracking, never the training."""
-        try:
-            call()
-        except Exception as error:
-            logger.warning("Weights & Biases failed", exc_info=True)
-            self._notify(f"Weights & Biases is off from here on: {_first_line(error)}")
-            self._run = None
-
-    def _start(self, run: Run, project: str, entity: str | None) -> None:
-        mode = os.environ.get("WANDB_MODE") or ("online" if has_api_key() else "offline")
-        try:
-            self._run = _init(run, project, entity, mode)
-        except Exception as error:
-            if mode != "online":
-                raise
-            logger.warning("Weights & Biases cannot be reached", exc_info=True)
-            self._notify(f"Weights & Biases cannot be reached ({_first_line(error)})")
-            wandb.teardown(exit_code=1)  # it still holds the id of the run that failed to start
-            self._run = _init(run, project, entity, "offline")
-        if self._run.offline:
-            folders = run.path / "wandb" / "offline-run-*"
-            self._notify(f"Weights & Biases run kept offline; to upload: wandb sync {folders}")
-        elif self._run.url:
-            self._notify(f"Weights & Biases run: {self._run.url}")
+        self._run.summary.update({"status": status})
+        self._run.finish(exit_code=1 if status == "failed" else 0)
 
     def _save_code(self, project: str) -> None:
-        if self._run is None:
-            return
         root = Path(rl_service.__file__).parents[1]
         for package in _SOURCE_PACKAGES:  # not their common root, which may be site-packages
             self._run.log_code(
                 str(root / package), name=f"source-{project}-{package}", include_fn=_is_source
             )
+
+
+def _start(run: Run, project: str, entity: str | None, notify: Notify) -> wandb.Run:
+    """Starts the W&B run, offline if the server cannot be reached, and says where it is kept."""
+    mode = os.environ.get("WANDB_MODE") or ("online" if has_api_key() else "offline")
+    try:
+        started = _init(run, project, entity, mode)
+    except Exception as error:
+        if mode != "online":
+            raise
+        logger.warning("Weights & Biases cannot be reached", exc_info=True)
+        notify(f"Weights & Biases cannot be reached ({_first_line(error)})")
+        wandb.teardown(exit_code=1)  # it still holds the id of the run that failed to start
+        started = _init(run, project, entity, "offline")
+    if started.offline:
+        folders = run.path / "wandb" / "offline-run-*"
+        notify(f"Weights & Biases run kept offline; to upload: wandb sync {folders}")
+    elif started.url:
+        notify(f"Weights & Biases run: {started.url}")
+    return started
 
 
 def _is_source(path: str, root: str) -> bool:

@@ -29,26 +29,12 @@ from rl_service.config.settings import (
 )
 from rl_service.runs import Run
 from rl_service.training import train
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 SEED = 7
-
-
-class Silent:
-    """Watches and says nothing."""
-
-    def on_start(self, *_: Any) -> None: ...
-    def on_iteration(self, row: Any) -> None: ...
-    def on_evaluation(self, row: Any) -> None: ...
-    def on_finish(self, result: Any) -> None: ...
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def on_message(self, text: str) -> None:
-        self.messages.append(text)
 
 
 class NaNScores(gym.Env[Any, Any]):
@@ -91,14 +77,14 @@ def test_a_run_whose_first_episode_has_not_ended_leaves_a_policy_without_scores(
     tmp_path: Path,
 ) -> None:
     run = new_run(tmp_path, "Pendulum-v1", interval=0)
-    result = train(run.settings, observer=Silent(), run=run)
+    result = train(run.settings, observer=Recorder(), run=run)
     assert (result.status, result.policy) == ("finished", str(run.bundle_path))
     assert scores(run) == {}
 
 
 def test_an_evaluation_without_a_finite_mean_is_told_and_keeps_no_policy(tmp_path: Path) -> None:
     run = new_run(tmp_path, f"{__name__}:NaNScores", interval=1)
-    observer = Silent()
+    observer = Recorder()
     assert train(run.settings, observer=observer, run=run).status == "finished"
     [message] = observer.messages
     assert "evaluation at iteration 1 has no finite mean return" in message
@@ -116,7 +102,7 @@ def test_ctrl_c_in_the_final_evaluation_leaves_a_finished_run(
         return load(path)
 
     monkeypatch.setattr(training, "load_bundle", load_and_interrupt)
-    observer = Silent()
+    observer = Recorder()
     result = train(run.settings, observer=observer, run=run)
     assert (result.status, result.episodes, result.episode_return_mean) == ("finished", 0, None)
     assert "the final evaluation was interrupted" in observer.messages[0]

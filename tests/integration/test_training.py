@@ -30,23 +30,16 @@ from rl_service.config.settings import (
 )
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.policies import load_bundle
-from rl_service.runs import Run, TrainResult
+from rl_service.runs import Run
 from rl_service.training import train
+from tests.environments import ENVIRONMENTS
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 MLP = MLPConfig(hidden_sizes=(16,), critic_hidden_sizes=(16,))
 GPT2 = GPT2CriticConfig(
     hidden_sizes=(16, 16), context_length=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
-)
-ENVIRONMENTS = (
-    "CartPole-v1",
-    "Acrobot-v1",
-    "LunarLander-v3",
-    "BipedalWalker-v3",
-    "Pendulum-v1",
-    "HalfCheetah-v4",
-    "Walker2d-v4",
 )
 
 
@@ -84,26 +77,6 @@ def small_settings(
         ),
         seed=5,
     )
-
-
-class Recorder:
-    """Keeps what a run reports, and may act after an iteration."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.messages: list[str] = []
-
-    def on_start(self, *args: Any) -> None: ...
-
-    def on_iteration(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(dict(row))
-
-    def on_evaluation(self, row: Mapping[str, Any]) -> None: ...
-
-    def on_message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def on_finish(self, result: TrainResult) -> None: ...
 
 
 @pytest.fixture

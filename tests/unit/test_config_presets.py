@@ -9,16 +9,9 @@ import pytest
 from custom_models.configs import GPT2CriticConfig, MLPConfig
 from rl_service.config import load_settings
 from rl_service.config.presets import preset_names, preset_path
+from tests.environments import ENVIRONMENTS
 
-ENVS = [
-    "Acrobot-v1",
-    "BipedalWalker-v3",
-    "CartPole-v1",
-    "HalfCheetah-v4",
-    "LunarLander-v3",
-    "Pendulum-v1",
-    "Walker2d-v4",
-]
+ENVS = sorted(ENVIRONMENTS)
 
 
 def test_every_environment_has_both_presets_of_both_models() -> None:

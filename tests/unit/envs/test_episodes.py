@@ -8,16 +8,7 @@ import pytest
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes, episode_seed
-
-ENVIRONMENTS = (
-    "CartPole-v1",
-    "Acrobot-v1",
-    "LunarLander-v3",
-    "BipedalWalker-v3",
-    "Pendulum-v1",
-    "HalfCheetah-v4",
-    "Walker2d-v4",
-)
+from tests.environments import ENVIRONMENTS
 
 
 def build(env_id: str) -> SeededEpisodes:
