@@ -30,6 +30,9 @@ class Chunks(NamedTuple):
 class Critic(Protocol):
     """Maps chunks to the (normalised) values of their last `num_values` steps."""
 
+    steps_per_value: int
+    """Steps that are passed over for one more value: what its memory grows with."""
+
     def __call__(self, chunks: Chunks, num_values: int) -> Tensor:
         """Returns values (B, num_values)."""
         ...

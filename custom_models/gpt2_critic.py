@@ -38,6 +38,7 @@ class GPT2Critic(nn.Module):
         super().__init__()
         self.context_length = config.context_length
         self.attention = config.attention
+        self.steps_per_value = config.context_length if config.attention == "window" else 1
         self.trunk = GPT2Trunk(load_gpt2(config))
         if 2 * config.context_length > self.trunk.n_positions:
             raise ValueError(

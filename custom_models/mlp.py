@@ -13,6 +13,8 @@ from custom_models.heads import feed_forward, orthogonal_linear
 class MLPCritic(nn.Module):
     """Value of each observation by itself; context, if any, is ignored."""
 
+    steps_per_value = 1
+
     def __init__(self, observation_size: int, hidden_sizes: Sequence[int], activation: str) -> None:
         super().__init__()
         self.body = feed_forward(observation_size, hidden_sizes, activation, activate_last=True)

@@ -47,6 +47,9 @@ METRICS: dict[str, Metric] = {
         "s", "time that sampling the batch took; workers sample while the critic learns"
     ),
     "learn_time_s": Metric("s", "time that learning from the batch took"),
+    "learn_actor_time_s": Metric(
+        "s", "share of it until the actor was updated, in which rollout workers wait"
+    ),
     "iteration_time_s": Metric("s", "duration of the iteration without evaluation"),
     "time_total_s": Metric(
         "s", "sum of iteration_time_s; evaluations, checkpoints, starting and pauses are left out"

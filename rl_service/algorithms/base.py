@@ -85,6 +85,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         started, policy = time.perf_counter(), self.learner_policy
         batch = build_learner_batch(policy, sampled.batch)
         stats = policy.update_actor(batch)
+        stats["learn_actor_time_s"] = time.perf_counter() - started
         _check_finite(stats)
         self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
         if self.config.num_env_runners and not self._is_last_batch():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
 from custom_models.critic import Chunks
+from rl_service.algorithms.minibatch_step import map_columns
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.rollout.advantages import generalized_advantages
 from rl_service.rollout.chunks import ChunkPlan, gather_chunks, plan_chunks
@@ -20,8 +21,8 @@ from rl_service.rollout.fragments import LOSS_MASK, Columns, context_rows, segme
 CHUNK_LENGTH = 128
 """Most values per chunk of a critic with context. Each chunk also passes over K-1 steps of
 context, so longer ones are cheaper per value; a minibatch holds at least one."""
-VALUES_PER_PASS = 8192
-"""Bound on the values computed at once without gradients, for memory."""
+STEPS_PER_PASS = 8192
+"""Bound on the steps passed over at once without gradients, for memory."""
 
 
 class ActorRows(NamedTuple):
@@ -119,19 +120,13 @@ def shuffled(batch: Batch, order: Tensor, num_minibatches: int) -> Iterator[Batc
         order: (N,) permutation.
         num_minibatches: at most N.
     """
-    permuted = _map(batch, lambda column: column.index_select(0, order))
+    permuted = map_columns(batch, lambda column: column.index_select(0, order))
     sizes = [len(part) for part in order.tensor_split(num_minibatches)]
     start = 0
     for size in sizes:
-        yield _map(permuted, lambda column: column[start : start + size])  # noqa: B023, used at once
+        piece = slice(start, start + size)
+        yield map_columns(permuted, lambda column: column[piece])  # noqa: B023, used at once
         start += size
-
-
-def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Applies `change` to every tensor of nested named tuples."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    return type(batch)(*(_map(column, change) for column in batch))
 
 
 def _actor_rows(
@@ -159,11 +154,11 @@ def compute_outputs(policy: ActorCriticPolicy, chunks: Chunks, num_values: int) 
     critic = policy.net.critic
     assert critic is not None
     critic.eval()
-    per_pass = max(1, VALUES_PER_PASS // num_values)
+    per_pass = max(1, STEPS_PER_PASS // (num_values * critic.steps_per_value))
     slices = zip(*(column.split(per_pass) for column in chunks), strict=True)
-    outputs = torch.cat([critic(Chunks(*columns), num_values) for columns in slices])
+    outputs = [policy.critic_outputs(Chunks(*columns), num_values) for columns in slices]
     critic.train()
-    return outputs.float()
+    return torch.cat(outputs)
 
 
 def _scatter(

@@ -7,7 +7,9 @@ update are a handful of operations; the numbers are those of the tensor-by-tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -41,10 +43,22 @@ class FlatOptimizer:
             p.grad = self.grad[place].view_as(p)
             offset = place.stop
         self.optimizer = build([self.vector])
+        self._fit_groups_to_device()
+
+    def _fit_groups_to_device(self) -> None:
+        """On a GPU the learning rate is a tensor, which a recorded step reads anew each time."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(group["lr"])
+            if self.vector.is_cuda:
+                group["lr"] = torch.tensor(group["lr"], device=self.vector.device)
+                group["capturable"] = True
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     def step(self, loss: Tensor, grad_clip: float | None) -> Tensor:
         """Goes one step down the gradient of `loss`.
@@ -64,9 +78,26 @@ class FlatOptimizer:
         self.optimizer.step()
         return norm
 
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Undoes, in place, what steps inside do to parameters, gradient and moments."""
+        before = [tensor.clone() for tensor in self._tensors()]
+        yield
+        for tensor, value in zip_longest(self._tensors(), before):
+            if value is None:  # made by the first step; every moment and count starts at zero
+                tensor.zero_()
+            else:
+                tensor.copy_(value)
+
+    def _tensors(self) -> list[Tensor]:
+        moments = self.optimizer.state.get(self.vector, {}).values()
+        return [self.vector.data, self.grad, *moments]
+
     def state_dict(self) -> dict[str, Any]:
         """Moments and step count; the parameters themselves belong to the net."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, also from one of another kind of device."""
         self.optimizer.load_state_dict(state)
+        self._fit_groups_to_device()

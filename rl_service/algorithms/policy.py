@@ -22,6 +22,7 @@ from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
+from custom_models.critic import Chunks
 from custom_models.heads import distribution
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
@@ -60,6 +61,8 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             # Made while acting, wanted in training: RLlib's sampler keeps only what is asked for.
             self.view_requirements[column] = ViewRequirement(used_for_compute_actions=False)
         self.optimizers = self.build_optimizers() if self.is_learner else {}
+        compiled = self.is_learner and self.settings.resources.learner_compile
+        self._critic: Any = torch.compile(self.net.critic) if compiled else self.net.critic
 
     def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
         """The custom model of the settings, without a critic on rollout workers."""
@@ -90,6 +93,20 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             "actor": FlatOptimizer(self.net.actor, _adam(algorithm.actor_lr)),
             "critic": FlatOptimizer(critic, _adam(algorithm.critic_lr)),
         }
+
+    def critic_outputs(self, chunks: Chunks, num_values: int) -> Tensor:
+        """The critic's outputs for the last `num_values` steps of each chunk, in its own units.
+
+        Computed in the precision that the settings ask for; the actor always computes in float32,
+        since its probabilities are compared with those of the rollout workers.
+
+        Returns:
+            (B, num_values) float32.
+        """
+        low = self.settings.resources.learner_precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            outputs: Tensor = self._critic(chunks, num_values)
+        return outputs.float()
 
     @torch.inference_mode()
     def act(self, obs: npt.NDArray[np.float32]) -> Acted:
@@ -180,8 +197,11 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             torch.cuda.set_rng_state(state["cuda_rng"])
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        """A column as a tensor on the learner's device."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        """A column as a tensor on the learner's device; a GPU fetches it while we go on."""
+        column = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type != "cuda":
+            return column
+        return column.pin_memory().to(self.device, non_blocking=True)
 
 
 def _adam(lr: float) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer]:

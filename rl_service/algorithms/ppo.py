@@ -6,6 +6,7 @@ rows, the critic from sequences; both see every step of the batch `num_epochs` t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from custom_models.heads import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.batch import ActorRows, CriticChunks, LearnerBatch, shuffled
+from rl_service.algorithms.minibatch_step import MinibatchStep
 from rl_service.algorithms.policy import ActorCriticPolicy
 
 
@@ -24,11 +26,20 @@ class PPOPolicy(ActorCriticPolicy):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.kl_coeff: float = self.settings.algorithm.kl_coeff
+        algorithm = self.settings.algorithm
+        self.kl_coeff = torch.tensor(algorithm.kl_coeff, device=self.device)
+        losses: dict[str, Callable[[Any], Tensor]] = {
+            "actor": self._actor_loss,
+            "critic": self._critic_loss,
+        }
+        self._step = {
+            name: MinibatchStep(losses[name], optimizer, algorithm.grad_clip)
+            for name, optimizer in self.optimizers.items()
+        }
 
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         stats = {"actor_lr": self._set_lr("actor", self.settings.algorithm.actor_lr)}
-        stats["kl_coeff"] = self.kl_coeff
+        stats["kl_coeff"] = float(self.kl_coeff)
         stats |= self._improve_actor(batch.actor)
         self._adapt_kl_coeff(stats["mean_kl_loss"])
         return stats
@@ -58,8 +69,7 @@ class PPOPolicy(ActorCriticPolicy):
         norms: list[Tensor] = []
         for epoch in range(1, algorithm.num_epochs + 1):
             for minibatch in shuffled(rows, self._permutation(len(rows.obs)), num_minibatches):
-                loss = self._actor_loss(minibatch)
-                norms.append(self.optimizers["actor"].step(loss, algorithm.grad_clip))
+                norms.append(self._step["actor"](minibatch).grad_norm)
             if algorithm.max_kl is None and epoch < algorithm.num_epochs:
                 continue
             stats = self._actor_stats(rows)
@@ -74,7 +84,7 @@ class PPOPolicy(ActorCriticPolicy):
         loss = self._surrogate_loss(rows, new.log_prob(rows.actions))
         if algorithm.entropy_coeff:
             loss = loss - algorithm.entropy_coeff * new.entropy().mean()
-        if self.kl_coeff:
+        if algorithm.kl_coeff:
             old = distribution(self.action_spec, rows.dist_inputs)
             loss = loss + self.kl_coeff * old.kl(new).mean()  # type: ignore[arg-type]
         return loss
@@ -112,16 +122,13 @@ class PPOPolicy(ActorCriticPolicy):
         totals: list[Tensor] = []
         for _ in range(algorithm.critic_num_epochs or algorithm.num_epochs):
             for minibatch in shuffled(batch, self._permutation(num_chunks), num_minibatches):
-                loss = self._critic_loss(minibatch)
-                norm = self.optimizers["critic"].step(loss, algorithm.grad_clip)
-                totals.append(torch.stack([loss.detach(), norm]))
+                totals.append(torch.stack(self._step["critic"](minibatch)))
         vf_loss, grad_norm = torch.stack(totals).mean(0).tolist()
         return {"vf_loss": vf_loss, "grad_norm_critic": grad_norm}
 
     def _critic_loss(self, batch: CriticChunks) -> Tensor:
         """Mean squared error over the steps of a minibatch, in the critic's units."""
-        assert self.net.critic is not None
-        values = self.net.critic(batch.chunks, batch.targets.shape[1])  # (B, C)
+        values = self.critic_outputs(batch.chunks, batch.targets.shape[1])  # (B, C)
         error = (values - batch.targets).square()
         clip = self.settings.algorithm.vf_clip_param
         if clip is not None:
@@ -138,16 +145,16 @@ class PPOPolicy(ActorCriticPolicy):
         """Keeps the KL near its target, with RLlib's factors."""
         target = self.settings.algorithm.kl_target
         if kl > 2.0 * target:
-            self.kl_coeff *= 1.5
+            self.kl_coeff.mul_(1.5)
         elif kl < 0.5 * target:
-            self.kl_coeff *= 0.5
+            self.kl_coeff.mul_(0.5)
 
     def get_learner_state(self) -> dict[str, Any]:
-        return super().get_learner_state() | {"kl_coeff": self.kl_coeff}
+        return super().get_learner_state() | {"kl_coeff": float(self.kl_coeff)}
 
     def set_learner_state(self, state: dict[str, Any]) -> None:
         super().set_learner_state(state)
-        self.kl_coeff = state["kl_coeff"]
+        self.kl_coeff.fill_(state["kl_coeff"])
 
 
 def explained_variance(batch: CriticChunks, values: npt.NDArray[np.float32]) -> float:

@@ -7,7 +7,7 @@ from rl_service.config.settings import Settings
 
 def check_arithmetic(settings: Settings) -> list[str]:
     """One line for each pair of settings that contradict each other."""
-    return [*_batch_problems(settings), *_stop_problems(settings)]
+    return [*_batch_problems(settings), *_stop_problems(settings), *_gpu_problems(settings)]
 
 
 def _batch_problems(settings: Settings) -> list[str]:
@@ -50,3 +50,16 @@ def _stop_problems(settings: Settings) -> list[str]:
             "give stop.iterations, stop.env_steps, stop.time_s or stop.episode_return_mean"
         ]
     return []
+
+
+def _gpu_problems(settings: Settings) -> list[str]:
+    resources = settings.resources
+    asked = {
+        "learner_precision=bfloat16": resources.learner_precision == "bfloat16",
+        "learner_compile=true": resources.learner_compile,
+    }
+    return [
+        f"resources.{what} pays on a GPU only; add resources.num_gpus=1 or leave it out"
+        for what, is_on in asked.items()
+        if is_on and not resources.num_gpus
+    ]

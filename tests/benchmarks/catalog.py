@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.benchmarks import critic, memory, sampling, scaling, training
+from tests.benchmarks import critic, memory, sampling, scaling, training, workers
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw, Tables
 
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "training": Benchmark(training.measure, training.tables),
     "critic": Benchmark(critic.measure, critic.tables),
     "sampling": Benchmark(sampling.measure, sampling.tables),
+    "workers": Benchmark(workers.measure, workers.tables),
     "scaling": Benchmark(scaling.measure, scaling.tables),
     "memory": Benchmark(memory.measure, memory.tables),
 }

@@ -16,7 +16,8 @@ class Trainings:
     def __init__(self, variants: dict[str, Variant]) -> None:
         self._stack = ExitStack()
         settings = {name: benchmark_settings(variant) for name, variant in variants.items()}
-        self._stack.enter_context(ray_session(next(iter(settings.values())).resources))
+        resources = [each.resources for each in settings.values()]
+        self._stack.enter_context(ray_session(max(resources, key=lambda each: each.num_gpus)))
         self.algorithms = {name: build_algorithm(each) for name, each in settings.items()}
         for algorithm in self.algorithms.values():
             self._stack.callback(algorithm.stop)
@@ -32,15 +33,20 @@ class Trainings:
         """Trains on.
 
         Returns:
-            Env steps a second, and the seconds of sampling and learning per env step.
+            Env steps a second, and the seconds of sampling and learning per env step; of learning,
+            also those of the actor alone.
         """
         algorithm = self.algorithms[name]
         steps_before, started = algorithm.env_steps, time.perf_counter()
         learner = [algorithm.train()["info"]["learner"] for _ in range(iterations)]
         elapsed = time.perf_counter() - started
         steps = algorithm.env_steps - steps_before
+        seconds = {
+            "sample_s_per_step": "sample_time_s",
+            "learn_s_per_step": "learn_time_s",
+            "learn_actor_s_per_step": "learn_actor_time_s",
+        }
         return {
             "env_steps_per_s": steps / elapsed,
-            "sample_s_per_step": sum(row["sample_time_s"] for row in learner) / steps,
-            "learn_s_per_step": sum(row["learn_time_s"] for row in learner) / steps,
+            **{ours: sum(row[name] for row in learner) / steps for ours, name in seconds.items()},
         }
