@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import abstractmethod
+from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 PADDING_SEGMENT = -1
 """Segment id of rows that stand for no step; no step ever sees them."""
@@ -27,12 +28,12 @@ class Chunks(NamedTuple):
     """(B, T) one id per episode, `PADDING_SEGMENT` for padding."""
 
 
-class Critic(Protocol):
-    """Maps chunks to the (normalised) values of their last `num_values` steps."""
+class Critic(nn.Module):
+    """Maps chunks to the (normalised) values of their last steps."""
 
-    steps_per_value: int
+    steps_per_value: int = 1
     """Steps that are passed over for one more value: what its memory grows with."""
 
-    def __call__(self, chunks: Chunks, num_values: int) -> Tensor:
-        """Returns values (B, num_values)."""
-        ...
+    @abstractmethod
+    def forward(self, chunks: Chunks, num_values: int) -> Tensor:
+        """Values (B, num_values) of the last `num_values` steps of each chunk."""

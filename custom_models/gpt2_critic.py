@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig
-from custom_models.critic import PADDING_SEGMENT, Chunks
+from custom_models.critic import PADDING_SEGMENT, Chunks, Critic
 from custom_models.heads import orthogonal_linear
 from custom_models.spaces import ActionSpec
 from custom_models.transformer import GPT2Trunk, load_gpt2
 
 
-class GPT2Critic(nn.Module):
+class GPT2Critic(Critic):
     """Value of a step from the K steps that end in it.
 
     `attention="window"` recomputes the window of every value from the embeddings: the seed's

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from custom_models.critic import Chunks
+from custom_models.critic import Chunks, Critic
 from custom_models.heads import feed_forward, orthogonal_linear
 
 
-class MLPCritic(nn.Module):
+class MLPCritic(Critic):
     """Value of each observation by itself; context, if any, is ignored."""
-
-    steps_per_value = 1
 
     def __init__(self, observation_size: int, hidden_sizes: Sequence[int], activation: str) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig, ModelConfig
+from custom_models.critic import Critic
 from custom_models.heads import Actor
 from custom_models.mlp import MLPCritic
 from custom_models.spaces import ActionSpec
@@ -51,9 +52,7 @@ def build_actor(config: ModelConfig, observation_size: int, action_spec: ActionS
     )
 
 
-def _build_critic(
-    config: ModelConfig, observation_size: int, action_spec: ActionSpec
-) -> MLPCritic | nn.Module:
+def _build_critic(config: ModelConfig, observation_size: int, action_spec: ActionSpec) -> Critic:
     if isinstance(config, GPT2CriticConfig):
         from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
 

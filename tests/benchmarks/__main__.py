@@ -37,7 +37,7 @@ def _parse() -> argparse.Namespace:
     unknown = sorted(set(arguments.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    arguments.names = arguments.names or list(BENCHMARKS)
+    arguments.names = arguments.names or [n for n, each in BENCHMARKS.items() if each.by_default]
     return arguments
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.benchmarks import critic, memory, sampling, scaling, training, workers
+from tests.benchmarks import critic, memory, returns, sampling, scaling, training, workers
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw, Tables
 
@@ -16,10 +16,16 @@ class Benchmark(NamedTuple):
     measure: Callable[[OpenSubject, bool], Raw]
     """Given how to open subjects, and whether tiny sizes will do."""
     tables: Tables
+    by_default: bool = True
+    """Whether `make bench` measures it; the others only when named."""
+    needs_stable_baselines3: bool = False
 
 
 BENCHMARKS = {
-    "training": Benchmark(training.measure, training.tables),
+    "training": Benchmark(training.measure, training.tables, needs_stable_baselines3=True),
+    "returns": Benchmark(
+        returns.measure, returns.tables, by_default=False, needs_stable_baselines3=True
+    ),
     "critic": Benchmark(critic.measure, critic.tables),
     "sampling": Benchmark(sampling.measure, sampling.tables),
     "workers": Benchmark(workers.measure, workers.tables),

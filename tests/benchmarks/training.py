@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
     num_epochs: int = 10
     iterations: int = 3
     """Timed together as one measurement."""
-    repeats: int = 5
+    repeats: int = 3
 
 
 QUICK = Sizes(("CartPole-v1",), 4, 256, 64, 2, iterations=1, repeats=1)

@@ -45,8 +45,6 @@ def sizes_of_machine() -> Sizes:
         learners.append(Learner(f"CPU, {cores // 4} threads", {"learner_threads": cores // 4}))
     if torch.cuda.is_available():
         learners.append(Learner("GPU", {"num_gpus": 1}))
-        low = {"num_gpus": 1, "learner_precision": "bfloat16", "learner_compile": True}
-        learners.append(Learner("GPU, bf16, compiled", low))
     counts = tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, cores // 2))
     return Sizes(counts, tuple(learners))
 

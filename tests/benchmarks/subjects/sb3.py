@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import gymnasium as gym
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -28,11 +29,12 @@ class SB3Training:
         train_batch_size: int,
         minibatch_size: int,
         num_epochs: int,
+        seed: int = 1,
     ) -> None:
         torch.set_num_threads(1)
         vec_env_class, kwargs = VEC_ENVS[vec_env]
         self._envs = make_vec_env(
-            env_id, num_envs, seed=1, vec_env_cls=vec_env_class, vec_env_kwargs=kwargs
+            env_id, num_envs, seed=seed, vec_env_cls=vec_env_class, vec_env_kwargs=kwargs
         )
         self._train_batch_size = train_batch_size
         self._ppo = PPO(
@@ -42,7 +44,7 @@ class SB3Training:
             batch_size=minibatch_size,
             n_epochs=num_epochs,
             policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
-            seed=1,
+            seed=seed,
             device="cpu",
         )
 
@@ -55,3 +57,26 @@ class SB3Training:
         started = time.perf_counter()
         self._ppo.learn(steps, reset_num_timesteps=False)
         return steps / (time.perf_counter() - started)
+
+
+class SB3Learning(SB3Training):
+    """A run that is scored at its end."""
+
+    def __init__(self, env_id: str, seed: int, **sizes: int) -> None:
+        super().__init__(env_id, "dummy", seed=seed, **sizes)
+        self._env_id, self._seed = env_id, seed
+
+    def learn(self, env_steps: int, num_episodes: int) -> list[float]:
+        """Trains, then plays deterministic episodes from seed + i; their returns."""
+        self._ppo.learn(env_steps)
+        env = gym.make(self._env_id)
+        returns = []
+        for i in range(num_episodes):
+            obs, _ = env.reset(seed=self._seed + i)
+            total, ended = 0.0, False
+            while not ended:
+                action, _ = self._ppo.predict(obs, deterministic=True)
+                obs, reward, terminated, truncated, _ = env.step(action)
+                total, ended = total + float(reward), terminated or truncated
+            returns.append(total)
+        return returns
