@@ -72,7 +72,13 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         return int(self._counters[NUM_ENV_STEPS_SAMPLED])
 
     def training_step(self) -> dict[str, Any]:
-        """One iteration: takes a batch, improves the actor, fits the critic.
+        """One iteration: as many updates as fit into `train_batch_size` env steps."""
+        settings = self.settings
+        count = settings.algorithm.train_batch_size // settings.env_steps_per_update
+        return _summary([self._update() for _ in range(count)])
+
+    def _update(self) -> dict[str, float]:
+        """Takes a batch, improves the actor, fits the critic.
 
         Sampling needs the actor alone, so rollout workers sample the next batch with the new
         actor while the critic is being fitted here. Nothing is ever sampled with old weights.
@@ -171,6 +177,19 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             worker.restore_rollout(weights, filters, workers.get(worker.worker_index))
 
         self.env_runner_group.foreach_env_runner(restore)
+
+
+def _summary(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Of several updates: the sum of times, the last learning rates, the mean of the rest."""
+    if len(rows) == 1:
+        return rows[0]
+    return {name: _summarised(name, [row[name] for row in rows]) for name in rows[0]}
+
+
+def _summarised(name: str, values: list[float]) -> float:
+    if name.endswith("_s"):
+        return sum(values)
+    return values[-1] if name.endswith("_lr") else sum(values) / len(values)
 
 
 def _check_finite(stats: dict[str, float]) -> None:

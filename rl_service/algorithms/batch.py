@@ -1,9 +1,6 @@
-"""A learner's batch: rows of fragments as tensors, the critic's chunks, values and advantages."""
+"""From rows of fragments to a learner's batch: values, advantages, and both views of the steps."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,51 +9,17 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
 from custom_models.critic import Chunks
-from rl_service.algorithms.minibatch_step import map_columns
 from rl_service.algorithms.policy import ActorCriticPolicy
+from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch
 from rl_service.rollout.advantages import generalized_advantages
 from rl_service.rollout.chunks import ChunkPlan, gather_chunks, plan_chunks
 from rl_service.rollout.fragments import LOSS_MASK, Columns, context_rows, segment_ids
 
-CHUNK_LENGTH = 128
-"""Most values per chunk of a critic with context. Each chunk also passes over K-1 steps of
-context, so longer ones are cheaper per value; a minibatch holds at least one."""
+CHUNK_CONTEXTS = 4
+"""Most values per chunk of a critic with context, in contexts K. Each chunk also passes over K-1
+steps of context: a quarter more work per value. A minibatch holds at least one chunk."""
 STEPS_PER_PASS = 8192
 """Bound on the steps passed over at once without gradients, for memory."""
-
-
-class ActorRows(NamedTuple):
-    """The step rows, in any order: what the actor's loss needs. N rows."""
-
-    obs: Tensor
-    """(N, O)"""
-    actions: Tensor
-    """(N,) or (N, A)"""
-    action_logp: Tensor
-    """(N,) under the policy that sampled."""
-    dist_inputs: Tensor
-    """(N, num_dist_inputs) of the policy that sampled."""
-    advantages: Tensor
-    """(N,)"""
-
-
-class CriticChunks(NamedTuple):
-    """The same steps as sequences: what the critic's loss needs. M chunks, C values each."""
-
-    chunks: Chunks
-    loss_mask: Tensor
-    """(M, C) true where a step's value is fitted."""
-    targets: Tensor
-    """(M, C) value targets in units of the return."""
-    outputs: Tensor
-    """(M, C) values before the update, in the critic's own units."""
-
-
-class LearnerBatch(NamedTuple):
-    """Both views of one batch."""
-
-    actor: ActorRows
-    critic: CriticChunks
 
 
 def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> LearnerBatch:
@@ -104,29 +67,8 @@ def _chunk_length(policy: ActorCriticPolicy) -> int:
     """1 without context: then the critic, too, learns from single shuffled steps."""
     if policy.num_context_steps == 0:
         return 1
-    return min(CHUNK_LENGTH, policy.settings.algorithm.minibatch_size)
-
-
-Batch = TypeVar("Batch", ActorRows, CriticChunks)
-
-
-def shuffled(batch: Batch, order: Tensor, num_minibatches: int) -> Iterator[Batch]:
-    """Minibatches of nearly equal size that cover the batch once.
-
-    The batch is put in order once; minibatches are then views.
-
-    Args:
-        batch: columns of N items.
-        order: (N,) permutation.
-        num_minibatches: at most N.
-    """
-    permuted = map_columns(batch, lambda column: column.index_select(0, order))
-    sizes = [len(part) for part in order.tensor_split(num_minibatches)]
-    start = 0
-    for size in sizes:
-        piece = slice(start, start + size)
-        yield map_columns(permuted, lambda column: column[piece])  # noqa: B023, used at once
-        start += size
+    longest = CHUNK_CONTEXTS * (policy.num_context_steps + 1)
+    return min(longest, policy.settings.algorithm.critic_minibatch_size)
 
 
 def _actor_rows(

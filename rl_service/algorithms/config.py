@@ -60,7 +60,7 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     )
     config.training(
         gamma=algorithm.gamma,
-        train_batch_size=algorithm.train_batch_size,
+        train_batch_size=settings.env_steps_per_update,
         model={
             "custom_model": settings.model.name,
             "custom_model_config": {"net": settings.model.model_dump()},
@@ -80,7 +80,7 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
 
 
 def _vector_steps(settings: Settings) -> int:
-    """Vector steps of one worker an iteration, rounded up."""
+    """Vector steps of one worker an update, rounded up."""
     num_workers = max(1, settings.resources.num_env_runners)
-    total = settings.algorithm.train_batch_size // settings.resources.num_envs_per_env_runner
+    total = settings.env_steps_per_update // settings.resources.num_envs_per_env_runner
     return -(-total // num_workers)

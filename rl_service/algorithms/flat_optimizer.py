@@ -1,4 +1,4 @@
-"""One optimiser step over one vector, however many tensors a net has.
+"""All parameters of a net as one vector, and one optimiser step over it.
 
 A small net spends more time in the optimiser's bookkeeping for each tensor than in arithmetic.
 Here the parameters and gradients of a net are views into two vectors, so that clipping and the
@@ -16,32 +16,50 @@ import torch
 from torch import Tensor, nn
 
 
-class FlatOptimizer:
-    """Updates all trainable parameters of a net at once.
+class FlatParameters:
+    """The trainable parameters of a net, and their gradients, as views into two vectors.
 
-    The net must stay on its device and must not be copied afterwards: its parameters have become
-    views. Loading a state dict into it is fine.
+    The net must stay on its device and must not be copied afterwards. Loading a state dict into
+    it is fine.
 
     Args:
         net: its trainable parameters are gathered, the frozen ones are left alone.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.parameters = [p for p in net.parameters() if p.requires_grad]
+        self.vector = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
+        """(P,) all trainable parameters."""
+        self.grad = torch.zeros_like(self.vector)
+        """(P,) their gradient."""
+        self.vector.grad = self.grad
+        offset = 0
+        for p in self.parameters:
+            place = slice(offset, offset + p.numel())
+            p.data = self.vector.data[place].view_as(p)
+            p.grad = self.grad[place].view_as(p)
+            offset = place.stop
+
+    def gradient(self, loss: Tensor, *, create_graph: bool = False) -> Tensor:
+        """(P,) gradient of a scalar, apart from `grad`; with a graph it can be derived again."""
+        found = torch.autograd.grad(
+            loss, self.parameters, create_graph=create_graph, retain_graph=True
+        )
+        return torch.cat([g.reshape(-1) for g in found])
+
+
+class FlatOptimizer(FlatParameters):
+    """Updates all trainable parameters of a net at once.
+
+    Args:
+        net: as in `FlatParameters`.
         build: makes the torch optimiser of the vector.
     """
 
     def __init__(
         self, net: nn.Module, build: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
     ) -> None:
-        parameters = [p for p in net.parameters() if p.requires_grad]
-        self.vector = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
-        """(P,) all trainable parameters."""
-        self.grad = torch.zeros_like(self.vector)
-        """(P,) their gradient."""
-        self.vector.grad = self.grad
-        offset = 0
-        for p in parameters:
-            place = slice(offset, offset + p.numel())
-            p.data = self.vector.data[place].view_as(p)
-            p.grad = self.grad[place].view_as(p)
-            offset = place.stop
+        super().__init__(net)
         self.optimizer = build([self.vector])
         self._fit_groups_to_device()
 

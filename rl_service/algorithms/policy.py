@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,19 +27,18 @@ from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.flat_optimizer import FlatOptimizer
+from rl_service.algorithms.minibatch_step import MinibatchStep
+from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.config.settings import Settings
 from rl_service.normalization import RunningMeanStd
 from rl_service.rollout.fragments import rows_from_view
 from rl_service.rollout.sampler import Acted
 
-if TYPE_CHECKING:
-    from rl_service.algorithms.batch import LearnerBatch
-
 ADAM_EPSILON = 1e-5
 
 
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
-    """Base of PPO, A2C and TRPO: subclasses write `update_actor` and `update_critic`.
+    """Base of PPO, A2C and TRPO: subclasses write `build_optimizers` and `update_actor`.
 
     On rollout workers it is an actor alone: the critic, both optimisers and the statistics of
     the value targets live in the learner, and only the actor's weights travel.
@@ -50,6 +48,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: Any
     ) -> None:
         self.settings: Settings = config["settings"]
+        self.algorithm: Any = self.settings.algorithm
         self.is_learner: bool = config["worker_index"] == 0
         self.action_spec = ActionSpec.from_space(action_space)
         self.value_stats = RunningMeanStd()
@@ -63,6 +62,11 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         self.optimizers = self.build_optimizers() if self.is_learner else {}
         compiled = self.is_learner and self.settings.resources.learner_compile
         self._critic: Any = torch.compile(self.net.critic) if compiled else self.net.critic
+        self._critic_step: MinibatchStep | None = None
+        if "critic" in self.optimizers:
+            self._critic_step = MinibatchStep(
+                self.critic_loss, self.optimizers["critic"], self.algorithm.grad_clip
+            )
 
     def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
         """The custom model of the settings, without a critic on rollout workers."""
@@ -85,14 +89,16 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """None of RLlib's: actor and critic have their own, see `build_optimizers`."""
         return []
 
+    @abstractmethod
     def build_optimizers(self) -> dict[str, FlatOptimizer]:
-        """Separate Adams for actor and critic, as the GPT2PPO seed has them."""
-        algorithm, critic = self.settings.algorithm, self.net.critic
-        assert critic is not None
-        return {
-            "actor": FlatOptimizer(self.net.actor, _adam(algorithm.actor_lr)),
-            "critic": FlatOptimizer(critic, _adam(algorithm.critic_lr)),
-        }
+        """Optimisers by the net that they belong to, `actor` and `critic`."""
+
+    def build_adam(self, name: str, lr: float) -> FlatOptimizer:
+        """Adam for the net of that name."""
+        return FlatOptimizer(
+            getattr(self.net, name),
+            lambda parameters: torch.optim.Adam(parameters, lr, eps=ADAM_EPSILON, fused=True),
+        )
 
     def critic_outputs(self, chunks: Chunks, num_values: int) -> Tensor:
         """The critic's outputs for the last `num_values` steps of each chunk, in its own units.
@@ -128,13 +134,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
 
     def normalise_values(self, values: Tensor) -> Tensor:
         """From units of the return to those that the critic learns in."""
-        if not self.settings.algorithm.normalize_values:
+        if not self.algorithm.normalize_values:
             return values
         return (values - float(self.value_stats.mean)) / float(self.value_stats.std)
 
     def denormalise_values(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """From the critic's units to those of the return."""
-        if not self.settings.algorithm.normalize_values:
+        if not self.algorithm.normalize_values:
             return values
         out = values * self.value_stats.std + self.value_stats.mean
         return out.astype(np.float32)
@@ -143,9 +149,61 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         """Improves the actor; returns what `rl_service.metrics` lists for it."""
 
-    @abstractmethod
     def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
         """Fits the critic; it may not depend on the actor's update, nor that on it."""
+        critic = batch.critic
+        values = self.denormalise_values(critic.outputs.cpu().numpy())
+        stats = {
+            "critic_lr": self.set_lr("critic", self.algorithm.critic_lr),
+            "vf_explained_var": explained_variance(critic, values),
+        }
+        if self.algorithm.normalize_values:
+            self.value_stats.update(critic.targets[critic.loss_mask].cpu().numpy())
+        normalised = critic._replace(targets=self.normalise_values(critic.targets))
+        return stats | self.fit_critic(normalised)
+
+    def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
+        """Passes over the chunks in shuffled minibatches; targets are in the critic's units."""
+        assert self._critic_step is not None
+        num_chunks = len(batch.loss_mask)
+        wanted = round(int(batch.loss_mask.sum()) / self.algorithm.critic_minibatch_size)
+        num_minibatches = min(num_chunks, max(1, wanted))
+        totals: list[Tensor] = []
+        for _ in range(self.algorithm.critic_passes):
+            for minibatch in shuffled(batch, self.permutation(num_chunks), num_minibatches):
+                totals.append(torch.stack(self._critic_step(minibatch)))
+        vf_loss, grad_norm = torch.stack(totals).mean(0).tolist()
+        return {"vf_loss": vf_loss, "grad_norm_critic": grad_norm}
+
+    def critic_loss(self, batch: CriticChunks) -> Tensor:
+        """Mean squared error over the steps of a minibatch, in the critic's units."""
+        values = self.critic_outputs(batch.chunks, batch.targets.shape[1])  # (B, C)
+        error = self.critic_error(values, batch) * batch.loss_mask
+        loss: Tensor = error.sum() / batch.loss_mask.sum().clamp(min=1)
+        return loss
+
+    def critic_error(self, values: Tensor, batch: CriticChunks) -> Tensor:
+        """(B, C) squared error of each value."""
+        return (values - batch.targets).square()
+
+    def with_normalised_advantages(self, rows: ActorRows) -> ActorRows:
+        """Advantages of mean 0 and deviation 1 over the batch, if the settings ask for it."""
+        if not self.algorithm.normalize_advantages:
+            return rows
+        spread = rows.advantages.std(correction=0) + 1e-8
+        return rows._replace(advantages=(rows.advantages - rows.advantages.mean()) / spread)
+
+    def permutation(self, num_items: int) -> Tensor:
+        """(num_items,) in random order."""
+        return torch.from_numpy(self.rng.permutation(num_items)).to(self.device)
+
+    def set_lr(self, name: str, start: float) -> float:
+        """Sets and returns the learning rate that the schedule has for now."""
+        linear = self.algorithm.lr_schedule == "linear"
+        lr = start * (1.0 - self.progress) if linear else start
+        if name in self.optimizers:
+            self.optimizers[name].set_lr(lr)
+        return lr
 
     @property
     def progress(self) -> float:
@@ -204,5 +262,14 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return column.pin_memory().to(self.device, non_blocking=True)
 
 
-def _adam(lr: float) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer]:
-    return lambda parameters: torch.optim.Adam(parameters, lr, eps=ADAM_EPSILON, fused=True)
+def explained_variance(batch: CriticChunks, values: npt.NDArray[np.float32]) -> float:
+    """1 - Var(targets - values) / Var(targets) over the steps; 0 for constant targets.
+
+    Args:
+        batch: with the targets.
+        values: (M, C) in units of the return.
+    """
+    steps = batch.loss_mask.cpu().numpy()
+    targets = batch.targets.cpu().numpy()[steps].astype(np.float64)
+    variance = float(np.var(targets))
+    return 0.0 if variance == 0.0 else 1.0 - float(np.var(targets - values[steps])) / variance

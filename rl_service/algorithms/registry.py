@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from rl_service.algorithms.a2c import A2C
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.config import build_config
 from rl_service.algorithms.ppo import PPO
+from rl_service.algorithms.trpo import TRPO
 from rl_service.config.settings import Settings
 
-ALGORITHMS: dict[str, type[OnPolicyAlgorithm]] = {"ppo": PPO}
+ALGORITHMS: dict[str, type[OnPolicyAlgorithm]] = {"a2c": A2C, "ppo": PPO, "trpo": TRPO}
 """What `algorithm.name` accepts."""
 
 

@@ -55,13 +55,13 @@ class BatchSampler:
         self._settings = settings
 
     def sample(self) -> Samples:
-        """Rows of fragments that hold `train_batch_size` steps, whoever sampled them.
+        """Rows of fragments that hold the steps of one update, whoever sampled them.
 
         Vector steps are dealt evenly to the live workers. What a dying worker leaves undone is
         dealt again to the others, so the batch size never depends on faults.
         """
         resources = self._settings.resources
-        num_steps = self._settings.algorithm.train_batch_size // resources.num_envs_per_env_runner
+        num_steps = self._settings.env_steps_per_update // resources.num_envs_per_env_runner
         started = time.perf_counter()
         if resources.num_env_runners:
             parts = self._sample_on_workers(num_steps)

@@ -31,7 +31,9 @@ def train(
             "Table I.",
         ),
     ] = None,
-    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="ppo.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="ppo, a2c or trpo.")
+    ] = None,
     env: Annotated[
         str | None,
         typer.Option("--env", "-e", help="A gymnasium id, or module:Class."),

@@ -12,9 +12,6 @@ class ModelAlias(NamedTuple):
     algorithm: str
 
 
-MODEL_NAMES = ("gpt2_critic", "mlp")
-ALGORITHM_NAMES = ("ppo",)
-
 PAPER_MODELS = {
     "ppo_ex": ModelAlias("mlp", "ppo"),
     "ppo_gpt": ModelAlias("gpt2_critic", "ppo"),

@@ -11,7 +11,7 @@ def check_arithmetic(settings: Settings) -> list[str]:
 
 
 def _batch_problems(settings: Settings) -> list[str]:
-    batch, minibatch = settings.algorithm.train_batch_size, settings.algorithm.minibatch_size
+    batch, minibatch = settings.algorithm.train_batch_size, settings.algorithm.critic_minibatch_size
     envs = settings.resources.num_envs_per_env_runner
     samplers = max(1, settings.resources.num_env_runners)
     problems = []
@@ -33,7 +33,19 @@ def _batch_problems(settings: Settings) -> list[str]:
             f"({samplers} workers x {envs} envs = {envs * samplers}); "
             f"raise it or lower resources.num_envs_per_env_runner"
         )
-    return problems
+    return [*problems, *_update_problems(settings)]
+
+
+def _update_problems(settings: Settings) -> list[str]:
+    """Whether an iteration holds a whole number of updates."""
+    batch, update = settings.algorithm.train_batch_size, settings.env_steps_per_update
+    if batch % update == 0:
+        return []
+    return [
+        f"algorithm.train_batch_size={batch} is not divisible by the {update} env steps of an "
+        f"update (algorithm.rollout_fragment_length of all envs of all workers); "
+        f"use {max(1, round(batch / update)) * update}"
+    ]
 
 
 def _stop_problems(settings: Settings) -> list[str]:

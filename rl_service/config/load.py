@@ -108,18 +108,35 @@ def _resolve_names(given: list[Layer]) -> tuple[Layer, Layer, list[str]]:
     defaults = Settings()
     env_id, note = resolve_env_id(str(winner(given, "env", "id") or defaults.env.id))
     model = str(winner(given, "model", "name") or defaults.model.name)
+    algorithm = str(winner(given, "algorithm", "name") or defaults.algorithm.name)
     notes = [note] if note else []
-    names = Layer("the default", {"model": {"name": model}})
+    names = Layer("the default", {"model": {"name": model}, "algorithm": {"name": algorithm}})
     if note:
         names.put("env", "id", env_id)
     alias = PAPER_MODELS.get(model)
     if alias:
         names.put("model", "name", alias.model)
-    preset = find_preset("paper" if alias else "tuned", env_id, model)
-    if preset:
-        notes.append(f"settings start from the preset {preset}")
-        source = f"the preset {preset}"
-        return names, Layer(source, read_yaml_mapping(preset_path(preset))), notes
-    if alias:
+    preset, told = _preset_layer("paper" if alias else "tuned", env_id, model, algorithm)
+    notes += told
+    if alias and not told:
         notes.append(f"the paper's preset {model} does not cover {env_id}; using the defaults")
-    return names, Layer("the preset"), notes
+    return names, preset, notes
+
+
+def _preset_layer(kind: str, env_id: str, model: str, algorithm: str) -> tuple[Layer, list[str]]:
+    """The preset that the names lead to, and a note on it.
+
+    Without one for the algorithm, PPO's gives all but the algorithm's settings: what it says of
+    the environment and the model holds all the same.
+    """
+    preset = find_preset(kind, env_id, model, algorithm)
+    if preset is not None:
+        content = read_yaml_mapping(preset_path(preset))
+        return Layer(f"the preset {preset}", content), [f"settings start from the preset {preset}"]
+    others = find_preset(kind, env_id, model)
+    if others is None:
+        return Layer("the preset"), []
+    content = read_yaml_mapping(preset_path(others))
+    content.pop("algorithm", None)
+    note = f"settings start from the preset {others}, those of {algorithm} from its defaults"
+    return Layer(f"the preset {others}", content), [note]

@@ -27,15 +27,17 @@ def preset_path(name: str) -> Path:
     return presets_folder() / f"{name}.yaml"
 
 
-def find_preset(kind: str, env_id: str, model: str) -> str | None:
-    """Name of the preset of a pair of environment and model.
+def find_preset(kind: str, env_id: str, model: str, algorithm: str = "ppo") -> str | None:
+    """Name of the preset of an environment, a model and an algorithm.
 
     Args:
         kind: `paper` or `tuned`.
         env_id: exact gymnasium id.
         model: the paper's model name (`paper`) or ours (`tuned`).
+        algorithm: the names of PPO's presets leave it out.
     """
-    name = f"{kind}/{env_id}_{model}"
+    suffix = "" if algorithm == "ppo" else f"_{algorithm}"
+    name = f"{kind}/{env_id}_{model}{suffix}"
     return name if name in preset_names() else None
 
 

@@ -8,12 +8,20 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from rl_service.config.aliases import ALGORITHM_NAMES, MODEL_NAMES, PAPER_MODELS
+from rl_service.config.algorithms import A2CSettings, PPOSettings, TRPOSettings
+from rl_service.config.aliases import PAPER_MODELS
 from rl_service.config.layers import GROUPS
 from rl_service.config.settings import Settings
 from rl_service.config.text import nearest, one_line
 
-MODEL_CONFIGS: dict[str, type[BaseModel]] = {"gpt2_critic": GPT2CriticConfig, "mlp": MLPConfig}
+VARIANTS: dict[str, dict[str, type[BaseModel]]] = {
+    "model": {"gpt2_critic": GPT2CriticConfig, "mlp": MLPConfig},
+    "algorithm": {"a2c": A2CSettings, "ppo": PPOSettings, "trpo": TRPOSettings},
+}
+"""Groups whose keys depend on their `name`."""
+
+Names = dict[str, str]
+"""The name given for each group of `VARIANTS`."""
 
 SourceOf = Callable[[str, str | None], str | None]
 
@@ -31,14 +39,34 @@ def validate(raw: dict[str, Any], source_of: SourceOf) -> tuple[Settings | None,
     try:
         return Settings.model_validate(raw), []
     except ValidationError as error:
-        model = raw.get("model", {}).get("name")
-        return None, [_problem(detail, str(model), source_of) for detail in error.errors()]
+        names = {group: str(raw.get(group, {}).get("name")) for group in VARIANTS}
+        details = [*error.errors(), *_under_unknown_names(raw, names)]
+        return None, [_problem(detail, names, source_of) for detail in details]
 
 
-def known_keys(group: str, model: str) -> list[str]:
-    """Keys of a group; those of `model` depend on the model's name."""
-    if group == "model":
-        config = MODEL_CONFIGS.get(model)
+def _under_unknown_names(raw: dict[str, Any], names: Names) -> list[Any]:
+    """What else is wrong in groups of unknown name: values that the default's keys refuse."""
+    unknown = [group for group, name in names.items() if name not in VARIANTS[group]]
+    if not unknown:
+        return []
+    defaults = {group: getattr(Settings(), group).name for group in unknown}
+    try:
+        Settings.model_validate(
+            raw | {group: raw.get(group, {}) | {"name": defaults[group]} for group in unknown}
+        )
+    except ValidationError as error:
+        return [
+            detail
+            for detail in error.errors()
+            if detail["loc"][0] in unknown and detail["type"] != "extra_forbidden"
+        ]
+    return []
+
+
+def known_keys(group: str, names: Names) -> list[str]:
+    """Keys of a group; those of a group of `VARIANTS` depend on its name."""
+    if group in VARIANTS:
+        config = VARIANTS[group].get(names[group])
         return list(config.model_fields) if config else []
     annotation = Settings.model_fields[group].annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -46,18 +74,17 @@ def known_keys(group: str, model: str) -> list[str]:
     return []
 
 
-def _problem(detail: Any, model: str, source_of: SourceOf) -> str:
+def _problem(detail: Any, names: Names, source_of: SourceOf) -> str:
     path = _path(detail["loc"])
     group, key = path[0], path[1] if len(path) > 1 else None
     source = source_of(group, key)
     where = f" (from {source})" if source else ""
     name = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        return f"unknown setting {name}{where}; {_key_hint(path, model)}"
+        return f"unknown setting {name}{where}; {_key_hint(path, names)}"
     if detail["type"] == "union_tag_invalid":
-        return _unknown_name("model", model, (*MODEL_NAMES, *PAPER_MODELS))
-    if path == ["algorithm", "name"]:
-        return _unknown_name("algorithm", str(detail["input"]), ALGORITHM_NAMES)
+        more = tuple(PAPER_MODELS) if group == "model" else ()
+        return _unknown_name(group, names[group], (*VARIANTS[group], *more))
     reason = one_line(detail["msg"])
     if detail["type"] == "value_error":  # from a check of our own, which names the settings
         return f"{name}{where if key else ''}: {reason.removeprefix('Value error, ')}"
@@ -66,9 +93,9 @@ def _problem(detail: Any, model: str, source_of: SourceOf) -> str:
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """Names as the user writes them: without the tag that says which model's settings."""
+    """Names as the user writes them: without the tag that says which variant's settings."""
     names = [str(part) for part in loc]
-    if names[0] == "model" and len(names) > 1 and names[1] in MODEL_CONFIGS:
+    if len(names) > 1 and names[1] in VARIANTS.get(names[0], {}):
         del names[1]
     return names
 
@@ -79,15 +106,18 @@ def _unknown_name(kind: str, name: str, known: tuple[str, ...]) -> str:
     return f"unknown {kind} {name}; {hint}known: {', '.join(known)}"
 
 
-def _key_hint(path: list[str], model: str) -> str:
+def _key_hint(path: list[str], names: Names) -> str:
     *folders, key = path
     group = folders[0] if folders else None
-    siblings = known_keys(group, model) if group else list(Settings.model_fields)
-    elsewhere = next((full for full in _all_keys(model) if full.split(".")[-1] == key), None)
-    if group == "model" and elsewhere is None:
-        owner = next((m for m in MODEL_CONFIGS if key in known_keys("model", m)), None)
-        if owner:
-            return f"it is a setting of the model {owner}, and this run's model is {model}"
+    siblings = known_keys(group, names) if group else list(Settings.model_fields)
+    elsewhere = next((full for full in _all_keys(names) if full.split(".")[-1] == key), None)
+    if group in VARIANTS and elsewhere is None:
+        owners = [name for name, each in VARIANTS[group].items() if key in each.model_fields]
+        if owners:
+            return (
+                f"it is a setting of the {group} {' and '.join(owners)}, and this run's {group} "
+                f"is {names[group]}"
+            )
     near = nearest(key, siblings)
     suggestion = elsewhere or (".".join([*folders, near]) if near else None)
     if suggestion:
@@ -95,9 +125,9 @@ def _key_hint(path: list[str], model: str) -> str:
     return f"known: {', '.join(siblings)}"
 
 
-def _all_keys(model: str) -> Iterator[str]:
+def _all_keys(names: Names) -> Iterator[str]:
     for group in GROUPS:
-        yield from (f"{group}.{key}" for key in known_keys(group, model))
+        yield from (f"{group}.{key}" for key in known_keys(group, names))
 
 
 def _shown(value: Any) -> str:

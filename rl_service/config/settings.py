@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from custom_models.configs import GPT2CriticConfig, ModelConfig
-
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
-UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from rl_service.config.algorithms import A2CSettings, AlgorithmSettings, PPOSettings
+from rl_service.config.group import (
+    Group,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 
-class EnvSettings(_Group):
+class EnvSettings(Group):
     id: str = "LunarLander-v3"
     """A gymnasium id, or `module:Class` / `module:function` that makes an env."""
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     max_episode_steps: PositiveInt | None = None
     """Time limit; an episode that reaches it is truncated, not terminated. None: the env's own."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
@@ -34,41 +32,7 @@ class EnvSettings(_Group):
     """Divide rewards by the running deviation of the discounted return (learning only)."""
 
 
-class PPOSettings(_Group):
-    name: Literal["ppo"] = "ppo"
-    actor_lr: PositiveFloat = 3e-4
-    critic_lr: PositiveFloat = 1e-3
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: both learning rates fall to zero at the end of the run (stop.iterations or
-    stop.env_steps, whichever comes first)."""
-    gamma: UnitFloat = 0.99
-    lambda_: UnitFloat = 0.95
-    clip_param: PositiveFloat = 0.2
-    vf_clip_param: PositiveFloat | None = None
-    """Clip of the change of a value, in units of the (normalised) value. None: no clip."""
-    entropy_coeff: NonNegativeFloat = 0.0
-    kl_coeff: NonNegativeFloat = 0.0
-    """Start weight of a KL penalty; it then adapts so that the KL stays near `kl_target`."""
-    kl_target: PositiveFloat = 0.01
-    max_kl: PositiveFloat | None = None
-    """Stop the actor's passes over a batch once the mean KL exceeds this. None: never."""
-    grad_clip: PositiveFloat | None = 0.5
-    """Largest global norm of a gradient, for actor and critic apart. None: no clip."""
-    train_batch_size: PositiveInt = 2048
-    """Env steps an iteration, over all workers."""
-    minibatch_size: PositiveInt = 128
-    num_epochs: PositiveInt = 5
-    """Passes of the actor over each batch (not iterations)."""
-    critic_num_epochs: PositiveInt | None = None
-    """Passes of the critic over each batch; None: as many as the actor. A critic that reads the
-    history learns more from a pass than an MLP does, and pays more for it."""
-    normalize_advantages: bool = True
-    normalize_values: bool = True
-    """Let the critic learn value targets that are normalised by their running mean and
-    deviation; the same for every critic, saved with the weights."""
-
-
-class ResourceSettings(_Group):
+class ResourceSettings(Group):
     num_env_runners: NonNegativeInt = 2
     """Rollout workers. 0: sample in the learner's own process (reproducible to the bit)."""
     num_envs_per_env_runner: PositiveInt = 8
@@ -83,7 +47,7 @@ class ResourceSettings(_Group):
     worker_threads: PositiveInt = 1
 
 
-class StopSettings(_Group):
+class StopSettings(Group):
     """The run ends at whichever comes first.
 
     A file, flag or `--set` that gives one of `iterations` and `env_steps` takes the other away.
@@ -96,7 +60,7 @@ class StopSettings(_Group):
     """Limit of `time_total_s`: the time of iterations alone, without evaluations."""
 
 
-class EvaluationSettings(_Group):
+class EvaluationSettings(Group):
     interval: NonNegativeInt = 5
     """Iterations between evaluations; the best policy is chosen by them. 0: none, and the best
     is chosen by the training return."""
@@ -105,7 +69,7 @@ class EvaluationSettings(_Group):
     """Episodes that the best policy plays at the end of a run; episode i starts from seed + i."""
 
 
-class TrackingSettings(_Group):
+class TrackingSettings(Group):
     output_dir: str = "."
     """Folder that receives `runs/` and `checkpoints/`."""
     experiment: str | None = None
@@ -119,16 +83,24 @@ class TrackingSettings(_Group):
     wandb_entity: str | None = None
 
 
-class Settings(_Group):
+class Settings(Group):
     env: EnvSettings = EnvSettings()
     model: ModelConfig = GPT2CriticConfig()
-    algorithm: PPOSettings = PPOSettings()
+    algorithm: AlgorithmSettings = PPOSettings()
     resources: ResourceSettings = ResourceSettings()
     stop: StopSettings = StopSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 123
     """Below 2**31, which every library that it seeds can take."""
+
+    @property
+    def env_steps_per_update(self) -> int:
+        """Env steps, over all workers, between two updates of the policy."""
+        if not isinstance(self.algorithm, A2CSettings):
+            return self.algorithm.train_batch_size
+        num_envs = max(1, self.resources.num_env_runners) * self.resources.num_envs_per_env_runner
+        return self.algorithm.rollout_fragment_length * num_envs
 
     @property
     def total_env_steps(self) -> int | None:

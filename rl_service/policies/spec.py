@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from custom_models.configs import ModelConfig
 from custom_models.spaces import ActionSpec
-from rl_service.config.settings import EnvSettings, PositiveFloat, PositiveInt
+from rl_service.config.group import PositiveFloat, PositiveInt
+from rl_service.config.settings import EnvSettings
 from rl_service.normalization import ObservationNormalizer
 
 FORMAT: Final = "rl-service-policy"

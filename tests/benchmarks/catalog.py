@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.benchmarks import critic, memory, returns, sampling, scaling, training, workers
+from tests.benchmarks import (
+    algorithms,
+    critic,
+    memory,
+    returns,
+    sampling,
+    scaling,
+    training,
+    workers,
+)
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw, Tables
 
@@ -23,6 +32,7 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = {
     "training": Benchmark(training.measure, training.tables, needs_stable_baselines3=True),
+    "algorithms": Benchmark(algorithms.measure, algorithms.tables, needs_stable_baselines3=True),
     "returns": Benchmark(
         returns.measure, returns.tables, by_default=False, needs_stable_baselines3=True
     ),

@@ -23,10 +23,14 @@ class Shape(NamedTuple):
     context_length: int = 64
     n_layer: int = 2
     fragment: int = 256
+    minibatch_size: int = 128
 
     @property
     def name(self) -> str:
-        return f"K {self.context_length}, {self.n_layer} layers, fragment {self.fragment}"
+        return (
+            f"K {self.context_length}, {self.n_layer} layers, fragment {self.fragment}, "
+            f"minibatch {self.minibatch_size}"
+        )
 
 
 class Sizes(NamedTuple):
@@ -34,19 +38,29 @@ class Sizes(NamedTuple):
     layers: tuple[int, ...] = (1, 2, 4, 8)
     fragments: tuple[int, ...] = (64, 128, 256, 512)
     base: Shape = Shape()
+    long: Shape = Shape(fragment=2048, minibatch_size=2048)
+    """What contexts of different length are compared at: one that suits the longest."""
     train_batch_size: int = 2048
     repeats: int = 3
 
     def groups(self) -> dict[str, list[Shape]]:
         """Shapes by what distinguishes them."""
         return {
-            "context_length": [self.base._replace(context_length=k) for k in self.context_lengths],
+            "context_length": [self.long._replace(context_length=k) for k in self.context_lengths],
             "n_layer": [self.base._replace(n_layer=n) for n in self.layers],
             "fragment": [self.base._replace(fragment=f) for f in self.fragments],
         }
 
 
-QUICK = Sizes((4, 8), (1, 2), (32, 64), Shape(8, 2, 32), train_batch_size=64, repeats=1)
+QUICK = Sizes(
+    (4, 8),
+    (1, 2),
+    (32, 64),
+    Shape(8, 2, 32, 32),
+    Shape(8, 2, 64, 64),
+    train_batch_size=64,
+    repeats=1,
+)
 
 
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
@@ -61,6 +75,7 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
             subject.fill(name, max(sizes.context_lengths))
         return {
             "base": sizes.base._asdict(),
+            "long": sizes.long._asdict(),
             "learning": {
                 what: _measure_group(subject, what, group, sizes.repeats)
                 for what, group in groups.items()
@@ -97,7 +112,7 @@ def _variant(shape: Shape, sizes: Sizes) -> dict[str, Any]:
         },
         "algorithm": {
             "train_batch_size": sizes.train_batch_size,
-            "minibatch_size": min(128, sizes.train_batch_size),
+            "minibatch_size": shape.minibatch_size,
             "num_epochs": NUM_EPOCHS,
         },
         "resources": {
@@ -116,7 +131,9 @@ def tables(raw: Raw) -> list[Table]:
     }
     return [
         *(
-            _cost_table(titles[what], what, samples, raw["base"])
+            _cost_table(
+                titles[what], what, samples, raw["long" if what == "context_length" else "base"]
+            )
             for what, samples in raw["learning"].items()
         ),
         _traffic_table(raw["traffic"], raw["base"]),

@@ -58,9 +58,13 @@ def _measure(open_subject: OpenSubject, env_id: str, sizes: Sizes) -> Raw:
                     env_id=env_id,
                     vec_env=vec_env,
                     num_envs=sizes.num_envs,
-                    train_batch_size=sizes.train_batch_size,
-                    minibatch_size=sizes.minibatch_size,
-                    num_epochs=sizes.num_epochs,
+                    algorithm="ppo",
+                    arguments={
+                        "n_steps": sizes.train_batch_size // sizes.num_envs,
+                        "batch_size": sizes.minibatch_size,
+                        "n_epochs": sizes.num_epochs,
+                    },
+                    steps_per_iteration=sizes.train_batch_size,
                 )
             )
             candidates[vec_env] = partial(theirs.train, sizes.iterations)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ray
+
+from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.algorithms.registry import build_algorithm
+from rl_service.config.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +24,17 @@ def local_ray() -> Iterator[None]:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def build() -> Iterator[Any]:
+    """Builds algorithms that are stopped at the end of the test."""
+    built: list[OnPolicyAlgorithm] = []
+
+    def one(settings: Settings) -> OnPolicyAlgorithm:
+        built.append(build_algorithm(settings))
+        return built[-1]
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()

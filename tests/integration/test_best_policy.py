@@ -18,10 +18,10 @@ from rl_service import training
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.best_policy import BestPolicy
+from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import (
     EnvSettings,
     EvaluationSettings,
-    PPOSettings,
     ResourceSettings,
     Settings,
     StopSettings,

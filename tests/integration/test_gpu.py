@@ -36,7 +36,12 @@ def settings(model: dict[str, Any], **resources: Any) -> Settings:
         {
             "env": {"id": "LunarLander-v3", "max_episode_steps": 60},
             "model": model,
-            "algorithm": {"train_batch_size": 512, "minibatch_size": 64, "kl_coeff": 0.2},
+            "algorithm": {
+                "name": "ppo",
+                "train_batch_size": 512,
+                "minibatch_size": 64,
+                "kl_coeff": 0.2,
+            },
             "resources": {"num_env_runners": 0, "num_envs_per_env_runner": 4, **resources},
             "seed": 3,
         }

@@ -14,7 +14,8 @@ from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 from rl_service.algorithms.config import build_config
 from rl_service.algorithms.ppo import PPO, PPOPolicy
-from rl_service.config.settings import EnvSettings, PPOSettings, ResourceSettings, Settings
+from rl_service.config.algorithms import PPOSettings
+from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
 from rl_service.rollout.fragments import COLUMNS, segment_ids
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
 

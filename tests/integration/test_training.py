@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,11 @@ import pytest
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.critic import Chunks
-from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import (
-    EnvSettings,
-    EvaluationSettings,
-    PPOSettings,
     ResourceSettings,
-    Settings,
-    StopSettings,
-    TrackingSettings,
 )
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.policies import load_bundle
@@ -34,72 +27,16 @@ from rl_service.runs import Run
 from rl_service.training import train
 from tests.environments import ENVIRONMENTS
 from tests.recorder import Recorder
-
-pytestmark = pytest.mark.usefixtures("local_ray")
-
-MLP = MLPConfig(hidden_sizes=(16,), critic_hidden_sizes=(16,))
-GPT2 = GPT2CriticConfig(
-    hidden_sizes=(16, 16), context_length=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
+from tests.small_runs import (
+    GPT2,
+    MLP,
+    assert_equal_weights,
+    small_settings,
+    weights,
+    worker_pids,
 )
 
-
-def small_settings(
-    model: ModelConfig = MLP,
-    *,
-    env: str = "Pendulum-v1",
-    workers: int = 0,
-    iterations: int = 4,
-    output_dir: Path | None = None,
-    **algorithm: Any,
-) -> Settings:
-    return Settings(
-        env=EnvSettings(
-            id=env,
-            max_episode_steps=50,
-            observation_filter="MeanStdFilter",
-            normalize_returns=True,
-        ),
-        model=model,
-        algorithm=PPOSettings(
-            **{
-                "train_batch_size": 128,
-                "minibatch_size": 32,
-                "num_epochs": 2,
-                "lr_schedule": "linear",
-                **algorithm,
-            }
-        ),
-        resources=ResourceSettings(num_env_runners=workers, num_envs_per_env_runner=2),
-        stop=StopSettings(iterations=iterations),
-        evaluation=EvaluationSettings(interval=2, num_episodes=2, final_num_episodes=2),
-        tracking=TrackingSettings(
-            output_dir=str(output_dir or "."), tensorboard=False, checkpoint_interval=1
-        ),
-        seed=5,
-    )
-
-
-@pytest.fixture
-def build(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Builds algorithms that are stopped at the end of the test."""
-    built: list[OnPolicyAlgorithm] = []
-
-    def one(settings: Settings) -> OnPolicyAlgorithm:
-        built.append(build_algorithm(settings))
-        return built[-1]
-
-    yield one
-    for algorithm in built:
-        algorithm.stop()
-
-
-def weights(algorithm: OnPolicyAlgorithm) -> dict[str, torch.Tensor]:
-    return {k: v.clone() for k, v in algorithm.learner_policy.net.state_dict().items()}
-
-
-def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -242,43 +179,16 @@ def test_a_restarted_worker_joins_with_current_weights_and_new_episodes(build: A
     assert set(firsts) == {(5, 5)}
     assert len([seeds for seeds in again if seeds != (5, 5)]) == 1
     expected = algorithm.learner_policy.get_weights()
-    for weights in group.foreach_env_runner(
+    for theirs in group.foreach_env_runner(
         lambda worker: worker.policy_map["default_policy"].get_weights(), local_env_runner=False
     ):
         for name, value in expected.items():
-            np.testing.assert_array_equal(weights[name], value)
+            np.testing.assert_array_equal(theirs[name], value)
 
 
 def _first_seeds(worker: Any) -> tuple[int, ...]:
     """What the streams of a worker's episodes start from."""
     return tuple(env._stream[0] for env in worker.async_env.get_sub_environments())
-
-
-def worker_pids() -> list[int]:
-    """The rollout workers below this process: driver, raylet, worker."""
-    processes = {int(p.name): p for p in Path("/proc").iterdir() if p.name.isdigit()}
-    return [
-        pid
-        for pid, path in processes.items()
-        if _command(path).startswith("ray::VectorRolloutWorker")
-        and _parent(processes.get(_parent(path))) == os.getpid()
-    ]
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().split(b"\0")[0].decode()
-    except OSError:  # it has ended meanwhile
-        return ""
-
-
-def _parent(process: Path | None) -> int:
-    if process is None:
-        return 0
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def test_numbers_that_blow_up_fail_the_run_and_keep_its_last_checkpoint(tmp_path: Path) -> None:

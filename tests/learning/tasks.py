@@ -13,20 +13,26 @@ class Task:
 
     env: str
     model: str
+    algorithm: str
     target: float
     """Mean return of 20 deterministic episodes, episode i starting from seed + i."""
 
     @property
     def name(self) -> str:
-        return f"{self.env} {self.model}"
+        return f"{self.env} {self.model} {self.algorithm}"
 
     @property
     def command(self) -> str:
-        return f"rl-service train -e {self.env} -m {self.model}"
+        return f"rl-service train -e {self.env} -m {self.model} -a {self.algorithm}"
 
 
 TASKS = (
-    Task("CartPole-v1", "mlp", 475.0),
-    Task("Pendulum-v1", "mlp", -250.0),
-    Task("LunarLander-v3", "gpt2_critic", 150.0),
+    Task("CartPole-v1", "mlp", "ppo", 475.0),
+    Task("Pendulum-v1", "mlp", "ppo", -250.0),
+    Task("LunarLander-v3", "gpt2_critic", "ppo", 150.0),
+    Task("CartPole-v1", "mlp", "a2c", 475.0),
+    Task("Pendulum-v1", "mlp", "a2c", -200.0),
+    Task("CartPole-v1", "mlp", "trpo", 475.0),
+    Task("Acrobot-v1", "mlp", "trpo", -100.0),
+    Task("HalfCheetah-v4", "mlp", "trpo", 1500.0),
 )

@@ -8,6 +8,7 @@ import pytest
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
 from rl_service.config import load_settings
+from rl_service.config.algorithms import A2CSettings
 from rl_service.config.presets import preset_names, preset_path
 from tests.environments import ENVIRONMENTS
 
@@ -17,7 +18,8 @@ ENVS = sorted(ENVIRONMENTS)
 def test_every_environment_has_both_presets_of_both_models() -> None:
     paper = [f"paper/{env}_{model}" for env in ENVS for model in ("ppo_ex", "ppo_gpt")]
     tuned = [f"tuned/{env}_{model}" for env in ENVS for model in ("gpt2_critic", "mlp")]
-    assert preset_names() == [*paper, "quickstart", *tuned]
+    of_ppo = [name for name in preset_names() if not name.endswith(("_a2c", "_trpo"))]
+    assert of_ppo == [*paper, "quickstart", *tuned]
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -26,11 +28,18 @@ def test_a_preset_loads_without_problems_and_begins_with_its_source(name: str) -
     assert preset_path(name).read_text(encoding="utf-8").startswith("# Source: ")
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if "/" in name])
-def test_a_preset_is_for_the_environment_and_model_in_its_name(name: str) -> None:
+FOUND_BY_NAME = [name for name in preset_names() if name.startswith(("paper/", "tuned/"))]
+
+
+@pytest.mark.parametrize("name", FOUND_BY_NAME)
+def test_a_preset_is_for_the_environment_model_and_algorithm_in_its_name(name: str) -> None:
     env, _, model = name.partition("/")[2].partition("_")
+    algorithm = None
+    if model.endswith(("_a2c", "_trpo")):
+        model, _, algorithm = model.rpartition("_")
     by_file = load_settings(config=Path(name)).settings
-    by_name = load_settings(env=env, model=model)
+    by_name = load_settings(env=env, model=model, algorithm=algorithm)
+    assert by_file.algorithm.name == (algorithm or "ppo")
     assert by_file == by_name.settings
     assert by_name.notes == [f"settings start from the preset {name}"]
     assert by_file.env.id == env
@@ -75,6 +84,17 @@ def test_a_name_of_the_paper_on_an_environment_without_its_preset_is_noted() -> 
     assert loaded.settings.model.name == "mlp"
     assert loaded.notes == [
         "the paper's preset ppo_ex does not cover MountainCar-v0; using the defaults"
+    ]
+
+
+def test_an_algorithm_without_a_preset_takes_all_but_its_own_settings_from_ppos() -> None:
+    loaded = load_settings(env="HalfCheetah-v4", model="mlp", algorithm="a2c")
+    of_ppo = load_settings(env="HalfCheetah-v4", model="mlp").settings
+    assert loaded.settings.algorithm == A2CSettings()
+    assert loaded.settings.env == of_ppo.env
+    assert loaded.settings.env.observation_filter == "MeanStdFilter"
+    assert loaded.notes == [
+        "settings start from the preset tuned/HalfCheetah-v4_mlp, those of a2c from its defaults"
     ]
 
 

@@ -38,6 +38,35 @@ def test_a_key_of_another_model_says_whose_it_is() -> None:
     assert "it is a setting of the model gpt2_critic, and this run's model is mlp" in problem
 
 
+def test_a_key_of_another_algorithm_says_whose_it_is() -> None:
+    [problem] = problems("algorithm.clip_param=0.1", algorithm="a2c")
+    assert "it is a setting of the algorithm ppo, and this run's algorithm is a2c" in problem
+    [problem] = problems("algorithm.max_kl=0.1", algorithm="a2c")
+    assert "a setting of the algorithm ppo and trpo, and" in problem
+
+
+def test_an_iteration_of_a2c_holds_whole_updates() -> None:
+    [problem] = problems(
+        "resources.num_env_runners=2",
+        "resources.num_envs_per_env_runner=8",
+        "algorithm.rollout_fragment_length=8",
+        "algorithm.train_batch_size=2000",
+        algorithm="a2c",
+        env="MountainCar-v0",
+        model="mlp",
+    )
+    assert "train_batch_size=2000 is not divisible by the 128 env steps of an update" in problem
+    assert problem.endswith("use 2048")
+
+
+def test_settings_for_a_gpu_without_one_are_refused() -> None:
+    found = problems("resources.learner_precision=bfloat16", "resources.learner_compile=true")
+    assert [problem.partition(" pays")[0] for problem in found] == [
+        "resources.learner_precision=bfloat16",
+        "resources.learner_compile=true",
+    ]
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
@@ -75,7 +104,9 @@ def test_unknown_names_list_the_known_ones() -> None:
         "unknown model gpt_critic; did you mean gpt2_critic? known: gpt2_critic, mlp, ppo_ex, "
         "ppo_gpt"
     ]
-    assert problems(algorithm="a2c") == ["unknown algorithm a2c; known: ppo"]
+    assert problems(algorithm="a3c") == [
+        "unknown algorithm a3c; did you mean a2c? known: a2c, ppo, trpo"
+    ]
 
 
 def test_all_problems_of_all_sources_are_reported_together() -> None:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO, learning included."""
+"""Stable-Baselines3's PPO and A2C and sb3-contrib's TRPO, learning included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from stable_baselines3 import PPO
+from sb3_contrib import TRPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
@@ -18,17 +19,30 @@ VEC_ENVS: dict[str, tuple[type[DummyVecEnv | SubprocVecEnv], dict[str, Any]]] = 
 }
 
 
+ALGORITHMS = {"ppo": PPO, "a2c": A2C, "trpo": TRPO}
+
+
 class SB3Training:
-    """One run; nets are its defaults, 64-64 tanh for policy and value apart."""
+    """One run; nets are its defaults, 64-64 tanh for policy and value apart.
+
+    Args:
+        env_id: of gymnasium.
+        vec_env: of `VEC_ENVS`.
+        num_envs: how many.
+        algorithm: of `ALGORITHMS`.
+        arguments: of its class; among them `n_steps`, of each env between two updates.
+        steps_per_iteration: env steps that `train` counts as one.
+        seed: of everything random.
+    """
 
     def __init__(
         self,
         env_id: str,
         vec_env: str,
         num_envs: int,
-        train_batch_size: int,
-        minibatch_size: int,
-        num_epochs: int,
+        algorithm: str,
+        arguments: dict[str, Any],
+        steps_per_iteration: int,
         seed: int = 1,
     ) -> None:
         torch.set_num_threads(1)
@@ -36,13 +50,11 @@ class SB3Training:
         self._envs = make_vec_env(
             env_id, num_envs, seed=seed, vec_env_cls=vec_env_class, vec_env_kwargs=kwargs
         )
-        self._train_batch_size = train_batch_size
-        self._ppo = PPO(
+        self._steps_per_iteration = steps_per_iteration
+        self._model = ALGORITHMS[algorithm](
             "MlpPolicy",
             self._envs,
-            n_steps=train_batch_size // num_envs,
-            batch_size=minibatch_size,
-            n_epochs=num_epochs,
+            **arguments,
             policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
             seed=seed,
             device="cpu",
@@ -53,29 +65,42 @@ class SB3Training:
 
     def train(self, iterations: int) -> float:
         """Trains on; env steps a second."""
-        steps = iterations * self._train_batch_size
+        steps = iterations * self._steps_per_iteration
         started = time.perf_counter()
-        self._ppo.learn(steps, reset_num_timesteps=False)
+        self._model.learn(steps, reset_num_timesteps=False)
         return steps / (time.perf_counter() - started)
 
 
 class SB3Learning(SB3Training):
     """A run that is scored at its end."""
 
-    def __init__(self, env_id: str, seed: int, **sizes: int) -> None:
-        super().__init__(env_id, "dummy", seed=seed, **sizes)
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        train_batch_size: int,
+        minibatch_size: int,
+        num_epochs: int,
+        seed: int,
+    ) -> None:
+        arguments = {
+            "n_steps": train_batch_size // num_envs,
+            "batch_size": minibatch_size,
+            "n_epochs": num_epochs,
+        }
+        super().__init__(env_id, "dummy", num_envs, "ppo", arguments, train_batch_size, seed)
         self._env_id, self._seed = env_id, seed
 
     def learn(self, env_steps: int, num_episodes: int) -> list[float]:
         """Trains, then plays deterministic episodes from seed + i; their returns."""
-        self._ppo.learn(env_steps)
+        self._model.learn(env_steps)
         env = gym.make(self._env_id)
         returns = []
         for i in range(num_episodes):
             obs, _ = env.reset(seed=self._seed + i)
             total, ended = 0.0, False
             while not ended:
-                action, _ = self._ppo.predict(obs, deterministic=True)
+                action, _ = self._model.predict(obs, deterministic=True)
                 obs, reward, terminated, truncated, _ = env.step(action)
                 total, ended = total + float(reward), terminated or truncated
             returns.append(total)

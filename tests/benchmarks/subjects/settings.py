@@ -11,9 +11,10 @@ Variant = dict[str, Any]
 
 
 def benchmark_settings(variant: Variant) -> Settings:
-    """Settings with the variant's values; rollout workers ask Ray for no CPU.
+    """Settings with the variant's values, PPO by default; rollout workers ask Ray for no CPU.
 
     The machine's cores bound nothing then: variants take turns, and the idle ones take no time.
     """
     resources = {**variant.get("resources", {}), "num_cpus_per_env_runner": 0.0}
-    return Settings.model_validate({**variant, "resources": resources})
+    algorithm = {"name": "ppo", **variant.get("algorithm", {})}
+    return Settings.model_validate({**variant, "algorithm": algorithm, "resources": resources})

@@ -6,7 +6,8 @@ import pytest
 
 from rl_service.cli import pace as pace_module
 from rl_service.cli.pace import Pace
-from rl_service.config.settings import PPOSettings, Settings, StopSettings
+from rl_service.config.algorithms import PPOSettings
+from rl_service.config.settings import Settings, StopSettings
 
 
 class Clock:

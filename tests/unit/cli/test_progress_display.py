@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,9 +135,12 @@ class Terminal:
         self.stream = os.fdopen(follower, "w", encoding="utf-8")
 
     def shown(self) -> str:
+        """All that was written; the kernel hands it over a little later, and in pieces."""
         self.stream.flush()
-        os.set_blocking(self._leader, False)
-        return os.read(self._leader, 1 << 20).decode()
+        pieces = []
+        while select.select([self._leader], [], [], 0.3)[0]:
+            pieces.append(os.read(self._leader, 1 << 20))
+        return b"".join(pieces).decode()
 
     def close(self) -> None:
         self.stream.close()

@@ -1,0 +1,127 @@
+"""The settings of each algorithm: what all share, and what is its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rl_service.config.group import (
+    Group,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    UnitFloat,
+)
+
+
+class OnPolicySettings(Group):
+    """What every algorithm here has."""
+
+    critic_lr: PositiveFloat = 1e-3
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """`linear`: learning rates fall to zero at the end of the run (stop.iterations or
+    stop.env_steps, whichever comes first)."""
+    gamma: UnitFloat = 0.99
+    lambda_: UnitFloat = 0.95
+    """Of GAE. 0: the one-step TD error; 1: the n-step return minus the value."""
+    grad_clip: PositiveFloat | None = 0.5
+    """Largest global norm of a gradient, for actor and critic apart. None: no clip."""
+    train_batch_size: PositiveInt = 2048
+    """Env steps an iteration, over all workers."""
+    normalize_advantages: bool = True
+    normalize_values: bool = True
+    """Let the critic learn value targets that are normalised by their running mean and
+    deviation; the same for every critic, saved with the weights."""
+
+    @property
+    def critic_passes(self) -> int:
+        """Passes of the critic over each batch."""
+        return 1
+
+    @property
+    def critic_minibatch_size(self) -> int:
+        """Env steps of each of its gradient steps."""
+        return self.train_batch_size
+
+
+class PPOSettings(OnPolicySettings):
+    name: Literal["ppo"] = "ppo"
+    actor_lr: PositiveFloat = 3e-4
+    clip_param: PositiveFloat = 0.2
+    vf_clip_param: PositiveFloat | None = None
+    """Clip of the change of a value, in units of the (normalised) value. None: no clip."""
+    entropy_coeff: NonNegativeFloat = 0.0
+    kl_coeff: NonNegativeFloat = 0.0
+    """Start weight of a KL penalty; it then adapts so that the KL stays near `kl_target`."""
+    kl_target: PositiveFloat = 0.01
+    max_kl: PositiveFloat | None = None
+    """Stop the actor's passes over a batch once the mean KL exceeds this. None: never."""
+    minibatch_size: PositiveInt = 128
+    num_epochs: PositiveInt = 5
+    """Passes of the actor over each batch (not iterations)."""
+    critic_num_epochs: PositiveInt | None = None
+    """Passes of the critic over each batch; None: as many as the actor. A critic that reads the
+    history learns more from a pass than an MLP does, and pays more for it."""
+
+    @property
+    def critic_passes(self) -> int:
+        return self.critic_num_epochs or self.num_epochs
+
+    @property
+    def critic_minibatch_size(self) -> int:
+        return self.minibatch_size
+
+
+class A2CSettings(OnPolicySettings):
+    """Defaults are Stable-Baselines3's (RMSprop, short fragments, λ 1)."""
+
+    name: Literal["a2c"] = "a2c"
+    actor_lr: PositiveFloat = 7e-4
+    critic_lr: PositiveFloat = 7e-4
+    lambda_: UnitFloat = 1.0
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    entropy_coeff: NonNegativeFloat = 0.0
+    rollout_fragment_length: PositiveInt = 8
+    """Steps that each env takes between two gradient steps: the n of n-step. One gradient step
+    sees this many steps of all envs of all workers; an iteration holds as many gradient steps as
+    train_batch_size has room for."""
+    normalize_advantages: bool = False
+
+
+class TRPOSettings(OnPolicySettings):
+    """Defaults are sb3-contrib's (KL limit, conjugate gradient, line search)."""
+
+    name: Literal["trpo"] = "trpo"
+    max_kl: PositiveFloat = 0.01
+    """δ: largest mean KL, in nats, between the policy before and after an update."""
+    cg_iterations: PositiveInt = 15
+    """Most steps of conjugate gradient."""
+    cg_damping: NonNegativeFloat = 0.1
+    """Added to the diagonal of the Fisher matrix."""
+    fisher_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the batch's steps that the Fisher matrix is estimated from."""
+    line_search_steps: PositiveInt = 10
+    """Most step lengths that are tried."""
+    line_search_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.8
+    """Each next step is this much shorter."""
+    critic_optimizer: Literal["adam", "lbfgs"] = "adam"
+    """`adam`: minibatches. `lbfgs`: the whole batch at once, with an l2 term."""
+    critic_num_epochs: PositiveInt = 10
+    """Passes of Adam over each batch."""
+    minibatch_size: PositiveInt = 128
+    """Env steps of each of Adam's gradient steps."""
+    lbfgs_iterations: PositiveInt = 25
+    critic_l2: NonNegativeFloat = 1e-3
+    """Weight of the squared norm of the critic's parameters, under L-BFGS."""
+
+    @property
+    def critic_passes(self) -> int:
+        return self.critic_num_epochs
+
+    @property
+    def critic_minibatch_size(self) -> int:
+        return self.minibatch_size
+
+
+AlgorithmSettings = Annotated[PPOSettings | A2CSettings | TRPOSettings, Field(discriminator="name")]
