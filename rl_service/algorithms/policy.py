@@ -153,10 +153,9 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """Fits the critic; it may not depend on the actor's update, nor that on it."""
         critic = batch.critic
         values = self.denormalise_values(critic.outputs.cpu().numpy())
-        stats = {
-            "critic_lr": self.set_lr("critic", self.algorithm.critic_lr),
-            "vf_explained_var": explained_variance(critic, values),
-        }
+        stats = {"vf_explained_var": explained_variance(critic, values)}
+        if "critic" in self.optimizers:
+            stats["critic_lr"] = self.set_lr("critic", self.algorithm.critic_lr)
         if self.algorithm.normalize_values:
             self.value_stats.update(critic.targets[critic.loss_mask].cpu().numpy())
         normalised = critic._replace(targets=self.normalise_values(critic.targets))
@@ -201,8 +200,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """Sets and returns the learning rate that the schedule has for now."""
         linear = self.algorithm.lr_schedule == "linear"
         lr = start * (1.0 - self.progress) if linear else start
-        if name in self.optimizers:
-            self.optimizers[name].set_lr(lr)
+        self.optimizers[name].set_lr(lr)
         return lr
 
     @property
