@@ -44,7 +44,7 @@ def refusals(*arguments: str, cwd: Path) -> list[str]:
     [
         ("-e LunrLander-v3", ["LunrLander-v3 is unknown", "did you mean LunarLander-v3?"]),
         ("-m gpt3", ["unknown model gpt3", "known: gpt2_critic, mlp"]),
-        ("-a a2c", ["unknown algorithm a2c", "known: ppo"]),
+        ("-a a3c", ["unknown algorithm a3c", "known: a2c, ppo, trpo"]),
         ("--set algorithm.gama=1", ["unknown setting algorithm.gama", "algorithm.gamma?"]),
         ("--set algorithm.actor_lr=-1", ["algorithm.actor_lr=-1", "greater than 0"]),
         ("--set algorithm.gamma=nan", ["algorithm.gamma='nan'", "finite number"]),
