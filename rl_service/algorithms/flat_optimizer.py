@@ -67,9 +67,11 @@ class FlatOptimizer(FlatParameters):
         """On a GPU the learning rate is a tensor, which a recorded step reads anew each time."""
         for group in self.optimizer.param_groups:
             group["lr"] = float(group["lr"])
+            group["capturable"] = self.vector.is_cuda
             if self.vector.is_cuda:
                 group["lr"] = torch.tensor(group["lr"], device=self.vector.device)
-                group["capturable"] = True
+        for moments in self.optimizer.state.values():
+            moments["step"] = moments["step"].to(self.vector.device)
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:

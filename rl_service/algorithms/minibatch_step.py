@@ -76,7 +76,8 @@ class _Graph:
                 for _ in range(_WARMUP_STEPS):
                     step(self._inputs)
             torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(self._graph):
+            # Meanwhile another thread may copy weights for the rollout workers.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._outputs = step(self._inputs)
 
     def replay(self, minibatch: Any) -> Stepped:

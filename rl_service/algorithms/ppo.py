@@ -114,11 +114,14 @@ class PPOPolicy(ActorCriticPolicy):
             self.kl_coeff.mul_(0.5)
 
     def get_learner_state(self) -> dict[str, Any]:
-        return super().get_learner_state() | {"kl_coeff": float(self.kl_coeff)}
+        start = self.algorithm.kl_coeff
+        return super().get_learner_state() | {"kl_coeff": (float(self.kl_coeff), start)}
 
     def set_learner_state(self, state: dict[str, Any]) -> None:
         super().set_learner_state(state)
-        self.kl_coeff.fill_(state["kl_coeff"])
+        adapted, start = state["kl_coeff"]
+        if start == self.algorithm.kl_coeff:  # else the resumed run was given another one
+            self.kl_coeff.fill_(adapted)
 
 
 class PPO(OnPolicyAlgorithm):

@@ -3,7 +3,7 @@
 The actor takes one natural-gradient step per batch: the direction solves F x = g by conjugate
 gradient on Fisher-vector products, the length makes the mean KL reach its limit if it were
 quadratic, and a backtracking line search keeps the true KL within it. Only trainable parameters
-take part, so a frozen trunk costs nothing here.
+take part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class TRPOPolicy(ActorCriticPolicy):
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         rows = self.with_normalised_advantages(batch.actor)
         surrogate = self._surrogate(rows)  # scalar
-        gradient = self._actor_parameters.gradient(surrogate)  # (P,)
+        # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
+        gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
         product = fisher_product(
             self._actor_parameters,
             self._mean_kl_from_itself(self._fisher_obs(rows)),
@@ -122,21 +123,22 @@ class TRPOPolicy(ActorCriticPolicy):
             max_iter=self.algorithm.lbfgs_iterations,
             line_search_fn="strong_wolfe",
         )
-        losses: list[Tensor] = []
 
         def closure() -> Tensor:
             flat.grad.zero_()
             loss = self.critic_loss(batch)
-            losses.append(loss.detach())
             penalised = loss + self.algorithm.critic_l2 * flat.vector.square().sum()
             penalised.backward()
             return penalised
 
         self.net.critic.eval()
         optimizer.step(closure)
+        closure()  # the gradient where the line search has ended, not where it last looked
+        with torch.no_grad():
+            vf_loss = float(self.critic_loss(batch))
         self.net.critic.train()
         return {
-            "vf_loss": float(losses[-1]),
+            "vf_loss": vf_loss,
             "grad_norm_critic": float(torch.linalg.vector_norm(flat.grad)),
         }
 

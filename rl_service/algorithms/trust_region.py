@@ -39,7 +39,10 @@ def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Solution
         if square <= limit:
             break
         along = product(direction)
-        length = square / (direction @ along)
+        curvature = direction @ along
+        if not curvature > 0:  # a singular A, or rounding: what was found so far must do
+            break
+        length = square / curvature
         x += length * direction
         residual -= length * along
         previous, square = square, residual @ residual
@@ -66,13 +69,13 @@ def fisher_product(parameters: FlatParameters, mean_kl: Tensor, damping: float) 
 
 
 def natural_step(gradient: Tensor, product: Product, *, max_kl: float, iterations: int) -> Solution:
-    """The step along F⁻¹ g whose KL, were it quadratic, would be `max_kl`.
+    """The step along F⁻¹ g whose KL, were it ½ xᵀ F x, would be `max_kl`.
 
     Its length is sqrt(2 δ / gᵀ F⁻¹ g). Zero where there is no gradient to follow.
 
     Args:
         gradient: (P,) g of the surrogate, which is to rise.
-        product: F.
+        product: F; damping on its diagonal makes the step shorter.
         max_kl: δ, nats.
         iterations: of conjugate gradient.
 

@@ -41,7 +41,7 @@ class OnPolicySettings(Group):
 
     @property
     def critic_minibatch_size(self) -> int:
-        """Env steps of each of its gradient steps."""
+        """Most env steps of each of its gradient steps."""
         return self.train_batch_size
 
 
@@ -74,7 +74,7 @@ class PPOSettings(OnPolicySettings):
 
 
 class A2CSettings(OnPolicySettings):
-    """Defaults are Stable-Baselines3's (RMSprop, short fragments, λ 1)."""
+    """Short fragments, RMSprop and λ 1, as in Stable-Baselines3, whose fragments have 5 steps."""
 
     name: Literal["a2c"] = "a2c"
     actor_lr: PositiveFloat = 7e-4
@@ -121,7 +121,7 @@ class TRPOSettings(OnPolicySettings):
 
     @property
     def critic_minibatch_size(self) -> int:
-        return self.minibatch_size
+        return self.train_batch_size if self.critic_optimizer == "lbfgs" else self.minibatch_size
 
 
 AlgorithmSettings = Annotated[PPOSettings | A2CSettings | TRPOSettings, Field(discriminator="name")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_service.config.algorithms import A2CSettings
 from rl_service.config.settings import Settings
 
 
@@ -14,6 +15,8 @@ def _batch_problems(settings: Settings) -> list[str]:
     batch, minibatch = settings.algorithm.train_batch_size, settings.algorithm.critic_minibatch_size
     envs = settings.resources.num_envs_per_env_runner
     samplers = max(1, settings.resources.num_env_runners)
+    if isinstance(settings.algorithm, A2CSettings):
+        return _update_problems(settings)  # a whole number of updates implies all else
     problems = []
     if minibatch > batch:
         problems.append(
@@ -33,7 +36,7 @@ def _batch_problems(settings: Settings) -> list[str]:
             f"({samplers} workers x {envs} envs = {envs * samplers}); "
             f"raise it or lower resources.num_envs_per_env_runner"
         )
-    return [*problems, *_update_problems(settings)]
+    return problems
 
 
 def _update_problems(settings: Settings) -> list[str]:

@@ -50,14 +50,20 @@ def _fixed_keys(layer: Layer) -> list[str]:
     ]
     given += [f"env.kwargs.{key}" for key in layer.env_kwargs]
     return [
-        f"--set {name}: a resumed run keeps its env, model, algorithm.name, output folder and "
-        f"seed; leave it out, or start a new run without --resume"
+        f"--set {name}: a resumed run keeps its env, model, algorithm.name, optimizers, output "
+        f"folder and seed; leave it out, or start a new run without --resume"
         for name in given
         if name.partition(".")[0] not in _CHANGEABLE or name in _FIXED
     ]
 
 
-_FIXED = ("algorithm.name", "tracking.output_dir", "tracking.experiment")
+_FIXED = (
+    "algorithm.name",
+    "algorithm.optimizer",
+    "algorithm.critic_optimizer",
+    "tracking.output_dir",
+    "tracking.experiment",
+)
 
 
 def _notes(before: Settings, after: Settings) -> list[str]:

@@ -148,6 +148,26 @@ def test_trpo_refuses_a_step_that_makes_things_worse(
     assert_equal_weights(weights(algorithm), before)
 
 
+def test_trpo_pulls_a_deviation_back_from_its_bound(build: Any) -> None:
+    algorithm = build(small_settings(algorithm=TRPOSettings))
+    policy = algorithm.learner_policy
+    batch = build_learner_batch(policy, sampled(algorithm))
+    head = policy.net.actor.head
+    with torch.no_grad():
+        head.log_std.fill_(2.0)  # the upper bound
+        rows = batch.actor
+        at_bound = policy.net.actor(rows.obs)
+        mean = distribution(policy.action_spec, at_bound).mode()
+        logp = distribution(policy.action_spec, at_bound).log_prob(mean)
+    # The likeliest actions are the good ones: a smaller deviation would make them likelier yet.
+    rows = rows._replace(actions=mean, action_logp=logp, dist_inputs=at_bound)
+    rows = rows._replace(advantages=torch.linspace(0.5, 1.5, len(mean)))
+    policy.algorithm = policy.algorithm.model_copy(update={"normalize_advantages": False})
+    stats = policy.update_actor(batch._replace(actor=rows))
+    assert stats["step_accepted"] == 1.0
+    assert float(head.log_std.detach()) < 2.0
+
+
 @pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
 def test_lbfgs_fits_the_critic_to_a_batch(model: ModelConfig, build: Any) -> None:
     algorithm = build(

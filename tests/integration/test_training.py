@@ -93,6 +93,19 @@ def test_learning_rates_fall_linearly_to_zero_over_the_run(build: Any) -> None:
     assert [row["critic_lr"] for row in rows] == pytest.approx([2e-3, 1.5e-3, 1e-3, 5e-4])
 
 
+@pytest.mark.parametrize(("given", "expected"), [(0.2, "adapted"), (0.7, 0.7), (0.0, 0.0)])
+def test_a_resumed_run_keeps_its_kl_weight_unless_it_is_given_another(
+    given: float, expected: Any, tmp_path: Path, build: Any
+) -> None:
+    first = build(small_settings(kl_coeff=0.2, kl_target=10.0))  # far above: the weight is halved
+    first.train()
+    first.save_checkpoint(str(tmp_path))
+    resumed = build(small_settings(kl_coeff=given, kl_target=10.0))
+    resumed.load_checkpoint(str(tmp_path))
+    wanted = 0.1 if expected == "adapted" else expected
+    assert float(resumed.learner_policy.kl_coeff) == pytest.approx(wanted)
+
+
 def test_value_targets_are_learned_in_normalised_units(build: Any) -> None:
     algorithm = build(small_settings())
     algorithm.train()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_service.config import Settings
+from rl_service.config import Settings, load_settings
 from rl_service.config.resume import change_settings
 from rl_service.config.settings import StopSettings
 from rl_service.errors import SettingsError
@@ -44,6 +44,18 @@ def test_numbers_are_changed_and_told_and_the_rest_stays() -> None:
 def test_what_makes_a_run_is_refused(override: str) -> None:
     with pytest.raises(SettingsError) as caught:
         change_settings(RUN, iterations=None, overrides=[override])
+    [problem] = caught.value.problems
+    assert problem.startswith(f"--set {override.partition('=')[0]}: a resumed run keeps its env")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "override"),
+    [("a2c", "algorithm.optimizer=adam"), ("trpo", "algorithm.critic_optimizer=lbfgs")],
+)
+def test_optimizers_whose_state_is_saved_are_kept(algorithm: str, override: str) -> None:
+    run = load_settings(env="MountainCar-v0", model="mlp", algorithm=algorithm).settings
+    with pytest.raises(SettingsError) as caught:
+        change_settings(run, iterations=None, overrides=[override])
     [problem] = caught.value.problems
     assert problem.startswith(f"--set {override.partition('=')[0]}: a resumed run keeps its env")
 

@@ -43,6 +43,15 @@ def test_too_few_iterations_leave_a_residual_that_is_told() -> None:
     assert solution.residual > 0.1
 
 
+def test_a_singular_matrix_ends_with_what_was_found_so_far() -> None:
+    matrix = torch.diag(torch.tensor([2.0, 0.0]))
+    solution = conjugate_gradient(lambda v: matrix @ v, torch.tensor([2.0, 0.0]), 10)
+    torch.testing.assert_close(solution.x, torch.tensor([1.0, 0.0]))
+    stuck = conjugate_gradient(lambda v: torch.zeros_like(v), torch.ones(2), 10)
+    assert torch.equal(stuck.x, torch.zeros(2))
+    assert stuck.residual == 1.0
+
+
 def test_nothing_to_solve_is_solved_at_once() -> None:
     solution = conjugate_gradient(lambda v: v, torch.zeros(4), 10)
     assert torch.equal(solution.x, torch.zeros(4))
