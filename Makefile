@@ -33,7 +33,7 @@ type: venv  ## check types
 learn: venv  ## train each environment to its promised score (long)
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0
 
-bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (20 minutes)
+bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (half an hour)
 	@$(ONE_THREAD) $(BIN)/python -m tests.benchmarks
 
 bench-gpu: venv  ## measure the nets on one GPU against its peaks (minutes)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
@@ -19,6 +25,7 @@ from rl_service.config.settings import (
     StopSettings,
     TrackingSettings,
 )
+from tests.recorder import Recorder
 
 MLP = MLPConfig(hidden_sizes=(16,), critic_hidden_sizes=(16,))
 GPT2 = GPT2CriticConfig(
@@ -69,6 +76,24 @@ def small_settings(
     )
 
 
+@contextmanager
+def own_ray(num_gpus: int = 0) -> Iterator[None]:
+    """Ray in this process: its own temporary folder, two CPUs, gone at the end."""
+    folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
+    ray.init(
+        num_cpus=2,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        _temp_dir=folder,
+        log_to_driver=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def weights(algorithm: OnPolicyAlgorithm) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in algorithm.learner_policy.net.state_dict().items()}
 
@@ -76,6 +101,47 @@ def weights(algorithm: OnPolicyAlgorithm) -> dict[str, torch.Tensor]:
 def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def assert_resume_is_exact(
+    build: Callable[[Settings], OnPolicyAlgorithm],
+    settings: Settings,
+    folder: Path,
+    iterations: int,
+) -> None:
+    """A run resumed half-way ends with the weights of one that was never stopped, bit for bit.
+
+    Args:
+        build: of the fixture.
+        settings: of both runs.
+        folder: for the checkpoint.
+        iterations: before it, and again after it.
+    """
+    unbroken = build(settings)
+    for _ in range(iterations):
+        unbroken.train()
+    unbroken.save_checkpoint(str(folder))
+    for _ in range(iterations):
+        unbroken.train()
+    expected, steps = weights(unbroken), unbroken.env_steps
+    unbroken.stop()
+    resumed = build(settings)
+    resumed.load_checkpoint(str(folder))
+    assert resumed.iteration == iterations
+    for _ in range(iterations):
+        resumed.train()
+    assert (resumed.iteration, resumed.env_steps) == (2 * iterations, steps)
+    assert steps == 2 * iterations * settings.algorithm.train_batch_size
+    assert_equal_weights(weights(resumed), expected)
+
+
+class KillsAWorker(Recorder):
+    """Kills a rollout worker after the second iteration."""
+
+    def on_iteration(self, row: Mapping[str, Any]) -> None:
+        super().on_iteration(row)
+        if row["training_iteration"] == 2:
+            os.kill(worker_pids()[0], signal.SIGKILL)
 
 
 def worker_pids() -> list[int]:

@@ -5,15 +5,11 @@ Every few steps of all envs, actor and critic take one gradient step each on wha
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from custom_models.heads import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.flat_optimizer import FlatOptimizer
-from rl_service.algorithms.minibatch_step import MinibatchStep
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.views import ActorRows, LearnerBatch
 from rl_service.config.algorithms import A2CSettings
@@ -26,17 +22,10 @@ class A2CPolicy(ActorCriticPolicy):
 
     algorithm: A2CSettings
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        if self.is_learner:
-            self._actor_step = MinibatchStep(
-                self._actor_loss, self.optimizers["actor"], self.algorithm.grad_clip
-            )
-
     def build_optimizers(self) -> dict[str, FlatOptimizer]:
-        rates = {"actor": self.algorithm.actor_lr, "critic": self.algorithm.critic_lr}
         if self.algorithm.optimizer == "adam":
-            return {name: self.build_adam(name, lr) for name, lr in rates.items()}
+            return super().build_optimizers()
+        rates = {"actor": self.algorithm.actor_lr, "critic": self.algorithm.critic_lr}
         return {name: self._build_rmsprop(name, lr) for name, lr in rates.items()}
 
     def _build_rmsprop(self, name: str, lr: float) -> FlatOptimizer:
@@ -48,14 +37,13 @@ class A2CPolicy(ActorCriticPolicy):
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         rows = self.with_normalised_advantages(batch.actor)
         stats = {"actor_lr": self.set_lr("actor", self.algorithm.actor_lr)}
-        sampled_from = distribution(self.action_spec, rows.dist_inputs)  # before the step
         stats["policy_loss"] = float(-(rows.advantages * rows.action_logp).mean())
-        stats["entropy"] = float(sampled_from.entropy().mean())
-        return stats | {"grad_norm_actor": float(self._actor_step(rows).grad_norm)}
+        stats["entropy"] = float(self.sampling_distribution(rows).entropy().mean())
+        return stats | {"grad_norm_actor": float(self.steps["actor"](rows).grad_norm)}
 
-    def _actor_loss(self, rows: ActorRows) -> Tensor:
-        dist = distribution(self.action_spec, self.net.actor(rows.obs))
-        loss = -(rows.advantages * dist.log_prob(rows.actions)).mean()
+    def actor_loss(self, rows: ActorRows) -> Tensor:
+        dist = self.action_distribution(rows.obs)
+        loss: Tensor = -(rows.advantages * dist.log_prob(rows.actions)).mean()
         if self.algorithm.entropy_coeff:
             loss = loss - self.algorithm.entropy_coeff * dist.entropy().mean()
         return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -38,7 +39,7 @@ ADAM_EPSILON = 1e-5
 
 
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
-    """Base of PPO, A2C and TRPO: subclasses write `build_optimizers` and `update_actor`.
+    """Base of PPO, A2C and TRPO: subclasses write `update_actor`, and `actor_loss` if they step.
 
     On rollout workers it is an actor alone: the critic, both optimisers and the statistics of
     the value targets live in the learner, and only the actor's weights travel.
@@ -62,11 +63,15 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         self.optimizers = self.build_optimizers() if self.is_learner else {}
         compiled = self.is_learner and self.settings.resources.learner_compile
         self._critic: Any = torch.compile(self.net.critic) if compiled else self.net.critic
-        self._critic_step: MinibatchStep | None = None
-        if "critic" in self.optimizers:
-            self._critic_step = MinibatchStep(
-                self.critic_loss, self.optimizers["critic"], self.algorithm.grad_clip
-            )
+        losses: dict[str, Callable[[Any], Tensor]] = {
+            "actor": self.actor_loss,
+            "critic": self.critic_loss,
+        }
+        self.steps = {
+            name: MinibatchStep(losses[name], optimizer, self.algorithm.grad_clip)
+            for name, optimizer in self.optimizers.items()
+        }
+        """One gradient step on a minibatch, for each net that has an optimiser."""
 
     def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
         """The custom model of the settings, without a critic on rollout workers."""
@@ -89,9 +94,12 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """None of RLlib's: actor and critic have their own, see `build_optimizers`."""
         return []
 
-    @abstractmethod
     def build_optimizers(self) -> dict[str, FlatOptimizer]:
-        """Optimisers by the net that they belong to, `actor` and `critic`."""
+        """Separate Adams for actor and critic, as the GPT2PPO seed has them."""
+        return {
+            "actor": self.build_adam("actor", self.algorithm.actor_lr),
+            "critic": self.build_adam("critic", self.algorithm.critic_lr),
+        }
 
     def build_adam(self, name: str, lr: float) -> FlatOptimizer:
         """Adam for the net of that name."""
@@ -113,6 +121,14 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             outputs: Tensor = self._critic(chunks, num_values)
         return outputs.float()
+
+    def action_distribution(self, obs: Tensor) -> Any:
+        """The policy's distribution at observations (B, O), as it stands."""
+        return distribution(self.action_spec, self.net.actor(obs))
+
+    def sampling_distribution(self, rows: ActorRows) -> Any:
+        """The distribution that a batch's actions were drawn from."""
+        return distribution(self.action_spec, rows.dist_inputs)
 
     @torch.inference_mode()
     def act(self, obs: npt.NDArray[np.float32]) -> Acted:
@@ -149,6 +165,10 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         """Improves the actor; returns what `rl_service.metrics` lists for it."""
 
+    def actor_loss(self, rows: ActorRows) -> Tensor:
+        """Loss of a minibatch, a scalar, for a policy whose actor has an optimiser."""
+        raise NotImplementedError
+
     def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
         """Fits the critic; it may not depend on the actor's update, nor that on it."""
         critic = batch.critic
@@ -163,14 +183,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
 
     def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
         """Passes over the chunks in shuffled minibatches; targets are in the critic's units."""
-        assert self._critic_step is not None
         num_chunks = len(batch.loss_mask)
         wanted = round(int(batch.loss_mask.sum()) / self.algorithm.critic_minibatch_size)
         num_minibatches = min(num_chunks, max(1, wanted))
         totals: list[Tensor] = []
         for _ in range(self.algorithm.critic_passes):
             for minibatch in shuffled(batch, self.permutation(num_chunks), num_minibatches):
-                totals.append(torch.stack(self._critic_step(minibatch)))
+                totals.append(torch.stack(self.steps["critic"](minibatch)))
         vf_loss, grad_norm = torch.stack(totals).mean(0).tolist()
         return {"vf_loss": vf_loss, "grad_norm_critic": grad_norm}
 

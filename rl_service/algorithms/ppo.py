@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from custom_models.heads import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.flat_optimizer import FlatOptimizer
-from rl_service.algorithms.minibatch_step import MinibatchStep
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.config.algorithms import PPOSettings
@@ -28,17 +25,6 @@ class PPOPolicy(ActorCriticPolicy):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.kl_coeff = torch.tensor(self.algorithm.kl_coeff, device=self.device)
-        if self.is_learner:
-            self._actor_step = MinibatchStep(
-                self._actor_loss, self.optimizers["actor"], self.algorithm.grad_clip
-            )
-
-    def build_optimizers(self) -> dict[str, FlatOptimizer]:
-        """Separate Adams, as the GPT2PPO seed has them."""
-        return {
-            "actor": self.build_adam("actor", self.algorithm.actor_lr),
-            "critic": self.build_adam("critic", self.algorithm.critic_lr),
-        }
 
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         stats = {"actor_lr": self.set_lr("actor", self.algorithm.actor_lr)}
@@ -55,7 +41,7 @@ class PPOPolicy(ActorCriticPolicy):
         norms: list[Tensor] = []
         for epoch in range(1, algorithm.num_epochs + 1):
             for minibatch in shuffled(rows, self.permutation(len(rows.obs)), num_minibatches):
-                norms.append(self._actor_step(minibatch).grad_norm)
+                norms.append(self.steps["actor"](minibatch).grad_norm)
             if algorithm.max_kl is None and epoch < algorithm.num_epochs:
                 continue
             stats = self._actor_stats(rows)
@@ -64,15 +50,14 @@ class PPOPolicy(ActorCriticPolicy):
         grad_norm = float(torch.stack(norms).mean())
         return stats | {"grad_norm_actor": grad_norm, "num_epochs_done": epoch}
 
-    def _actor_loss(self, rows: ActorRows) -> Tensor:
+    def actor_loss(self, rows: ActorRows) -> Tensor:
         algorithm = self.algorithm
-        new = distribution(self.action_spec, self.net.actor(rows.obs))
+        new = self.action_distribution(rows.obs)
         loss = self._surrogate_loss(rows, new.log_prob(rows.actions))
         if algorithm.entropy_coeff:
             loss = loss - algorithm.entropy_coeff * new.entropy().mean()
         if algorithm.kl_coeff:
-            old = distribution(self.action_spec, rows.dist_inputs)
-            loss = loss + self.kl_coeff * old.kl(new).mean()  # type: ignore[arg-type]
+            loss = loss + self.kl_coeff * self.sampling_distribution(rows).kl(new).mean()
         return loss
 
     def _surrogate_loss(self, rows: ActorRows, log_prob: Tensor) -> Tensor:
@@ -85,15 +70,14 @@ class PPOPolicy(ActorCriticPolicy):
     @torch.no_grad()
     def _actor_stats(self, rows: ActorRows) -> dict[str, float]:
         """How the updated policy differs from the one that sampled, over the whole batch."""
-        old = distribution(self.action_spec, rows.dist_inputs)
-        new = distribution(self.action_spec, self.net.actor(rows.obs))
+        old, new = self.sampling_distribution(rows), self.action_distribution(rows.obs)
         log_prob = new.log_prob(rows.actions)
         ratio = (log_prob - rows.action_logp).exp()
         outside = (ratio - 1.0).abs() > self.algorithm.clip_param
         return {
             "policy_loss": float(self._surrogate_loss(rows, log_prob)),
             "entropy": float(new.entropy().mean()),
-            "mean_kl_loss": float(old.kl(new).mean()),  # type: ignore[arg-type]
+            "mean_kl_loss": float(old.kl(new).mean()),
             "clip_fraction": float(outside.float().mean()),
         }
 

@@ -8,6 +8,8 @@ take part.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class TRPOPolicy(ActorCriticPolicy):
 
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         rows = self.with_normalised_advantages(batch.actor)
-        surrogate = self._surrogate(rows)  # scalar
+        surrogate = _surrogate(rows, self.action_distribution(rows.obs))  # scalar
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
         gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
         product = fisher_product(
@@ -66,11 +68,6 @@ class TRPOPolicy(ActorCriticPolicy):
             "entropy": self._entropy(rows),
         }
 
-    def _surrogate(self, rows: ActorRows) -> Tensor:
-        """Mean advantage, weighted by how much likelier its action has become; a scalar."""
-        new = distribution(self.action_spec, self.net.actor(rows.obs))
-        return (rows.advantages * (new.log_prob(rows.actions) - rows.action_logp).exp()).mean()
-
     def _fisher_obs(self, rows: ActorRows) -> Tensor:
         """Observations that the Fisher matrix is estimated from."""
         num_rows = len(rows.obs)
@@ -86,14 +83,12 @@ class TRPOPolicy(ActorCriticPolicy):
         return kl.mean()
 
     def _search(self, rows: ActorRows, step: Tensor, surrogate: float) -> Searched:
-        old = distribution(self.action_spec, rows.dist_inputs)
+        old = self.sampling_distribution(rows)
 
         @torch.no_grad()
         def evaluate() -> Tried:
-            new = distribution(self.action_spec, self.net.actor(rows.obs))
-            ratio = (new.log_prob(rows.actions) - rows.action_logp).exp()
-            kl: Tensor = old.kl(new)  # type: ignore[arg-type]
-            return Tried(float((rows.advantages * ratio).mean()), float(kl.mean()))
+            new = self.action_distribution(rows.obs)
+            return Tried(float(_surrogate(rows, new)), float(old.kl(new).mean()))
 
         return line_search(
             self._actor_parameters,
@@ -141,6 +136,12 @@ class TRPOPolicy(ActorCriticPolicy):
             "vf_loss": vf_loss,
             "grad_norm_critic": float(torch.linalg.vector_norm(flat.grad)),
         }
+
+
+def _surrogate(rows: ActorRows, new: Any) -> Tensor:
+    """Mean advantage, weighted by how much likelier its action is under `new`; a scalar."""
+    ratio: Tensor = (new.log_prob(rows.actions) - rows.action_logp).exp()  # (B,)
+    return (rows.advantages * ratio).mean()
 
 
 class TRPO(OnPolicyAlgorithm):

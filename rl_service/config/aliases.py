@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class ModelAlias(NamedTuple):
-    """What a name of the paper stands for; its preset is the paper's Table I."""
-
-    model: str
-    algorithm: str
-
-
-PAPER_MODELS = {
-    "ppo_ex": ModelAlias("mlp", "ppo"),
-    "ppo_gpt": ModelAlias("gpt2_critic", "ppo"),
-}
+PAPER_MODELS = {"ppo_ex": "mlp", "ppo_gpt": "gpt2_critic"}
+"""Our model for a name of the paper's; its preset is the paper's Table I."""
 
 ENV_ALIASES = {
     "LunarLander-v2": "LunarLander-v3",

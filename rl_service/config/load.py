@@ -115,7 +115,7 @@ def _resolve_names(given: list[Layer]) -> tuple[Layer, Layer, list[str]]:
         names.put("env", "id", env_id)
     alias = PAPER_MODELS.get(model)
     if alias:
-        names.put("model", "name", alias.model)
+        names.put("model", "name", alias)
     preset, told = _preset_layer("paper" if alias else "tuned", env_id, model, algorithm)
     notes += told
     if alias and not told:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig
-from rl_service.config.algorithms import A2CSettings, PPOSettings, TRPOSettings
+from custom_models.configs import ModelConfig
+from rl_service.config.algorithms import AlgorithmSettings
 from rl_service.config.aliases import PAPER_MODELS
 from rl_service.config.layers import GROUPS
 from rl_service.config.settings import Settings
 from rl_service.config.text import nearest, one_line
 
-VARIANTS: dict[str, dict[str, type[BaseModel]]] = {
-    "model": {"gpt2_critic": GPT2CriticConfig, "mlp": MLPConfig},
-    "algorithm": {"a2c": A2CSettings, "ppo": PPOSettings, "trpo": TRPOSettings},
-}
+
+def _variants(union: Any) -> dict[str, type[BaseModel]]:
+    """Members of an annotated union of settings by their name, in its order."""
+    members = get_args(get_args(union)[0])
+    return dict(sorted((each.model_fields["name"].default, each) for each in members))
+
+
+VARIANTS = {"model": _variants(ModelConfig), "algorithm": _variants(AlgorithmSettings)}
 """Groups whose keys depend on their `name`."""
 
 Names = dict[str, str]

@@ -7,6 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+from tests.benchmarks.against_sb3 import sb3_candidates
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import best, interleaved, ratio
@@ -51,19 +52,17 @@ def _measure(open_subject: OpenSubject, algorithm: str, env_id: str, sizes: Size
         variants = {f"ours, {n} workers": _ours(algorithm, env_id, n, sizes) for n in (0, 2)}
         ours = stack.enter_context(open_subject(path, variants=variants))
         candidates = {name: partial(_rate, ours, name, sizes.iterations) for name in variants}
-        for vec_env in ("dummy", "subproc"):
-            theirs = stack.enter_context(
-                open_subject(
-                    "tests.benchmarks.subjects.sb3:SB3Training",
-                    env_id=env_id,
-                    vec_env=vec_env,
-                    num_envs=sizes.num_envs,
-                    algorithm=algorithm,
-                    arguments=_theirs(algorithm, sizes),
-                    steps_per_iteration=sizes.train_batch_size,
-                )
-            )
-            candidates[f"SB3 {vec_env}"] = partial(theirs.train, sizes.iterations)
+        theirs = sb3_candidates(
+            stack,
+            open_subject,
+            sizes.iterations,
+            env_id=env_id,
+            num_envs=sizes.num_envs,
+            algorithm=algorithm,
+            arguments=_theirs(algorithm, sizes),
+            steps_per_iteration=sizes.train_batch_size,
+        )
+        candidates |= {f"SB3 {vec_env}": train for vec_env, train in theirs.items()}
         return interleaved(candidates, sizes.repeats, warmups=1)
 
 

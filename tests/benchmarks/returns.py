@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tests.benchmarks.against_sb3 import SUBJECT, ppo_training
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw
 from tests.benchmarks.tables import Table
 
-OURS, THEIRS = "rl-service", "Stable-Baselines3"
-SUBJECTS = {
-    OURS: "tests.benchmarks.subjects.learned:OurLearning",
-    THEIRS: "tests.benchmarks.subjects.sb3:SB3Learning",
-}
+LR = 3e-4
+"""Stable-Baselines3's default, for both."""
 
 
 class Sizes(NamedTuple):
@@ -36,31 +34,54 @@ QUICK = Sizes("CartPole-v1", 512, (1,), 4, 256, 64, 2, num_episodes=2, parallel=
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     """By library, the returns of the final policy's episodes for each seed."""
     sizes = QUICK if quick else Sizes()
-    jobs = [(library, seed) for seed in sizes.seeds for library in SUBJECTS]
+    jobs = [(library, seed) for seed in sizes.seeds for library in LEARN]
     with ThreadPoolExecutor(sizes.parallel) as pool:
-        found = pool.map(lambda job: _learn(open_subject, *job, sizes), jobs)
+        found = pool.map(lambda job: LEARN[job[0]](open_subject, job[1], sizes), jobs)
         scores = dict(zip(jobs, found, strict=True))
     return {
         "sizes": sizes._asdict(),
         "returns": {
-            library: {str(seed): scores[library, seed] for seed in sizes.seeds}
-            for library in SUBJECTS
+            library: {str(seed): scores[library, seed] for seed in sizes.seeds} for library in LEARN
         },
     }
 
 
-def _learn(open_subject: OpenSubject, library: str, seed: int, sizes: Sizes) -> list[float]:
-    asked: dict[str, Any] = {
-        "env_id": sizes.env_id,
-        "num_envs": sizes.num_envs,
-        "train_batch_size": sizes.train_batch_size,
-        "minibatch_size": sizes.minibatch_size,
-        "num_epochs": sizes.num_epochs,
+def _ours(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
+    run = {
+        "env": {"id": sizes.env_id},
+        "model": {"name": "mlp"},
+        "algorithm": {
+            "actor_lr": LR,
+            "critic_lr": LR,
+            "train_batch_size": sizes.train_batch_size,
+            "minibatch_size": sizes.minibatch_size,
+            "num_epochs": sizes.num_epochs,
+            "normalize_values": False,
+        },
+        "resources": {"num_env_runners": 0, "num_envs_per_env_runner": sizes.num_envs},
         "seed": seed,
     }
-    with open_subject(SUBJECTS[library], **asked) as subject:
+    path = "tests.benchmarks.subjects.learned:Learned"
+    with open_subject(path, variants={"run": run}) as subject:
+        returns: list[float] = subject.learn("run", sizes.env_steps, sizes.num_episodes)
+    return returns
+
+
+def _theirs(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
+    training = ppo_training(
+        sizes.env_id,
+        sizes.num_envs,
+        sizes.train_batch_size,
+        sizes.minibatch_size,
+        sizes.num_epochs,
+    )
+    with open_subject(SUBJECT, vec_env="dummy", seed=seed, **training) as subject:
         returns: list[float] = subject.learn(sizes.env_steps, sizes.num_episodes)
     return returns
+
+
+LEARN = {"rl-service": _ours, "Stable-Baselines3": _theirs}
+"""By library, how one run is trained and scored."""
 
 
 def tables(raw: Raw) -> list[Table]:

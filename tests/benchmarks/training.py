@@ -7,6 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+from tests.benchmarks.against_sb3 import ppo_training, sb3_candidates
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import best, interleaved, ratio
@@ -51,23 +52,14 @@ def _measure(open_subject: OpenSubject, env_id: str, sizes: Sizes) -> Raw:
             )
         )
         candidates = {"ours": partial(ours.train, "ours", sizes.iterations)}
-        for vec_env in ("dummy", "subproc"):
-            theirs = stack.enter_context(
-                open_subject(
-                    "tests.benchmarks.subjects.sb3:SB3Training",
-                    env_id=env_id,
-                    vec_env=vec_env,
-                    num_envs=sizes.num_envs,
-                    algorithm="ppo",
-                    arguments={
-                        "n_steps": sizes.train_batch_size // sizes.num_envs,
-                        "batch_size": sizes.minibatch_size,
-                        "n_epochs": sizes.num_epochs,
-                    },
-                    steps_per_iteration=sizes.train_batch_size,
-                )
-            )
-            candidates[vec_env] = partial(theirs.train, sizes.iterations)
+        training = ppo_training(
+            env_id,
+            sizes.num_envs,
+            sizes.train_batch_size,
+            sizes.minibatch_size,
+            sizes.num_epochs,
+        )
+        candidates |= sb3_candidates(stack, open_subject, sizes.iterations, **training)
         return interleaved(candidates, sizes.repeats, warmups=1)
 
 

@@ -1,29 +1,22 @@
-"""Ray for tests in this process: its own temporary folder, two CPUs, gone at the end."""
+"""Ray and algorithms for tests in this process."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import ray
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import Settings
+from tests.small_runs import own_ray
 
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
-    try:
+    with own_ray():
         yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,14 @@ from rl_service.policies import load_bundle
 from rl_service.rollout.fragments import LOSS_MASK, segment_ids
 from rl_service.runs import Run
 from rl_service.training import train
-from tests.recorder import Recorder
 from tests.small_runs import (
     GPT2,
     MLP,
+    KillsAWorker,
     assert_equal_weights,
+    assert_resume_is_exact,
     small_settings,
     weights,
-    worker_pids,
 )
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -203,17 +200,7 @@ def test_resumed_training_equals_unbroken_training(
     build: Any,
 ) -> None:
     settings = small_settings(model, workers=workers, algorithm=algorithm, **more)
-    unbroken = build(settings)
-    unbroken.train()
-    unbroken.save_checkpoint(str(tmp_path))
-    unbroken.train()
-    expected = weights(unbroken)
-    unbroken.stop()
-    resumed = build(settings)
-    resumed.load_checkpoint(str(tmp_path))
-    resumed.train()
-    assert (resumed.iteration, resumed.env_steps) == (2, 256)
-    assert_equal_weights(weights(resumed), expected)
+    assert_resume_is_exact(build, settings, tmp_path, 1)
 
 
 @pytest.mark.parametrize("algorithm", [A2CSettings, TRPOSettings], ids=["a2c", "trpo"])
@@ -224,14 +211,7 @@ def test_a_run_survives_a_killed_worker_and_leaves_a_bundle(
         GPT2, workers=2, iterations=6, output_dir=tmp_path, algorithm=algorithm
     )
     run = Run.create(settings, command=[])
-
-    class Killer(Recorder):
-        def on_iteration(self, row: Mapping[str, Any]) -> None:
-            super().on_iteration(row)
-            if row["training_iteration"] == 2:
-                os.kill(worker_pids()[0], signal.SIGKILL)
-
-    killer = Killer()
+    killer = KillsAWorker()
     result = train(settings, observer=killer, run=run)
     assert result.status == "finished"
     steps = [row["num_env_steps_sampled_lifetime"] for row in killer.rows]

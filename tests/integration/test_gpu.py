@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import Settings
+from tests.small_runs import own_ray
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_with_a_gpu() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
-    ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
-    try:
+    with own_ray(num_gpus=1):
         yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def settings(model: dict[str, Any], **resources: Any) -> Settings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from tests.recorder import Recorder
 from tests.small_runs import (
     GPT2,
     MLP,
-    assert_equal_weights,
+    KillsAWorker,
+    assert_resume_is_exact,
     small_settings,
     weights,
     worker_pids,
@@ -44,22 +44,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 def test_resumed_training_equals_unbroken_training(
     model: ModelConfig, workers: int, tmp_path: Path, build: Any
 ) -> None:
-    settings = small_settings(model, workers=workers)
-    unbroken = build(settings)
-    for _ in range(2):
-        unbroken.train()
-    unbroken.save_checkpoint(str(tmp_path))
-    for _ in range(2):
-        unbroken.train()
-    expected, steps = weights(unbroken), unbroken.env_steps
-    unbroken.stop()
-    resumed = build(settings)
-    resumed.load_checkpoint(str(tmp_path))
-    assert resumed.iteration == 2
-    for _ in range(2):
-        resumed.train()
-    assert (resumed.iteration, resumed.env_steps) == (4, steps)
-    assert_equal_weights(weights(resumed), expected)
+    assert_resume_is_exact(build, small_settings(model, workers=workers), tmp_path, 2)
 
 
 def test_same_seed_and_one_process_give_the_same_numbers(tmp_path: Path) -> None:
@@ -159,14 +144,7 @@ def test_every_environment_trains_three_iterations(
 def test_a_run_goes_on_without_a_killed_worker_and_keeps_its_batch_size(tmp_path: Path) -> None:
     settings = small_settings(workers=2, iterations=8, output_dir=tmp_path)
     run = Run.create(settings, command=[])
-
-    class Killer(Recorder):
-        def on_iteration(self, row: Mapping[str, Any]) -> None:
-            super().on_iteration(row)
-            if row["training_iteration"] == 2:
-                os.kill(worker_pids()[0], signal.SIGKILL)
-
-    killer = Killer()
+    killer = KillsAWorker()
     result = train(settings, observer=killer, run=run)
     assert result.status == "finished"
     steps = [row["num_env_steps_sampled_lifetime"] for row in killer.rows]

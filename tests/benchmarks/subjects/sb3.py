@@ -50,6 +50,7 @@ class SB3Training:
         self._envs = make_vec_env(
             env_id, num_envs, seed=seed, vec_env_cls=vec_env_class, vec_env_kwargs=kwargs
         )
+        self._env_id, self._seed = env_id, seed
         self._steps_per_iteration = steps_per_iteration
         self._model = ALGORITHMS[algorithm](
             "MlpPolicy",
@@ -69,27 +70,6 @@ class SB3Training:
         started = time.perf_counter()
         self._model.learn(steps, reset_num_timesteps=False)
         return steps / (time.perf_counter() - started)
-
-
-class SB3Learning(SB3Training):
-    """A run that is scored at its end."""
-
-    def __init__(
-        self,
-        env_id: str,
-        num_envs: int,
-        train_batch_size: int,
-        minibatch_size: int,
-        num_epochs: int,
-        seed: int,
-    ) -> None:
-        arguments = {
-            "n_steps": train_batch_size // num_envs,
-            "batch_size": minibatch_size,
-            "n_epochs": num_epochs,
-        }
-        super().__init__(env_id, "dummy", num_envs, "ppo", arguments, train_batch_size, seed)
-        self._env_id, self._seed = env_id, seed
 
     def learn(self, env_steps: int, num_episodes: int) -> list[float]:
         """Trains, then plays deterministic episodes from seed + i; their returns."""

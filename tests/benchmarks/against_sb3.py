@@ -1,0 +1,47 @@
+"""Stable-Baselines3 as the other side of a comparison, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from tests.benchmarks.child import OpenSubject
+
+SUBJECT = "tests.benchmarks.subjects.sb3:SB3Training"
+
+
+def sb3_candidates(
+    stack: ExitStack, open_subject: OpenSubject, iterations: int, **training: Any
+) -> dict[str, Callable[[], float]]:
+    """By vector env, a function that trains on and returns env steps a second.
+
+    Args:
+        stack: closes them.
+        open_subject: opens them.
+        iterations: of one measurement.
+        **training: of `SB3Training`, all but the vector env.
+    """
+    opened = {
+        vec_env: stack.enter_context(open_subject(SUBJECT, vec_env=vec_env, **training))
+        for vec_env in ("dummy", "subproc")
+    }
+    return {vec_env: partial(theirs.train, iterations) for vec_env, theirs in opened.items()}
+
+
+def ppo_training(
+    env_id: str, num_envs: int, train_batch_size: int, minibatch_size: int, num_epochs: int
+) -> dict[str, Any]:
+    """Arguments of `SB3Training` for PPO of our sizes."""
+    return {
+        "env_id": env_id,
+        "num_envs": num_envs,
+        "algorithm": "ppo",
+        "arguments": {
+            "n_steps": train_batch_size // num_envs,
+            "batch_size": minibatch_size,
+            "n_epochs": num_epochs,
+        },
+        "steps_per_iteration": train_batch_size,
+    }
