@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Torch's threads and Ray's workers fight for few cores: one thread unless a test asks for more.
 ONE_THREAD := OMP_NUM_THREADS=1
+# An argument of a make function cannot hold one as it is.
+COMMA := ,
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test lint format type learn bench bench-gpu clean
@@ -58,4 +60,4 @@ $(VENV)/.installed: pyproject.toml
 	$(call install,dev)
 
 $(VENV)/.installed-bench: pyproject.toml $(VENV)/.installed
-	$(call install,dev,bench)
+	$(call install,dev$(COMMA)bench)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,21 @@ def test_every_make_target_exists() -> None:
                for name in line.split()} - {"and"}  # fmt: skip
     assert {"train", "test", "lint", "type", "learn", "bench"} <= targets
     assert {name for name in targets if f"\n{name}:" not in makefile} == set()
+
+
+@pytest.mark.parametrize(
+    ("target", "extras"), [(".venv/.installed", "dev"), (".venv/.installed-bench", "dev,bench")]
+)
+def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", target],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [*_, last] = [line for line in done.stdout.splitlines() if "pip install" in line]
+    assert last.endswith(f"-e '.[{extras}]'")
 
 
 @pytest.mark.parametrize("verb", ["train", "evaluate", "doctor"])
