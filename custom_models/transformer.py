@@ -26,10 +26,8 @@ from custom_models.critic import PADDING_SEGMENT
 from custom_models.dropout import dropout
 
 BLOCK_STEPS = 32
-"""Steps whose queries share one window of keys, for contexts up to 256. Smaller blocks waste less
-on keys out of reach, larger ones make fewer copies of keys and better filled matrix products."""
-_BLOCKS_PER_CONTEXT = 8
-"""For longer contexts, where the copies weigh more: K 512 measures fastest with blocks of 64."""
+"""Steps whose queries share one window of keys. Smaller blocks waste less on keys out of reach,
+larger ones fill matrix products better."""
 
 _TANH_GELUS = {"gelu_new", "gelu_pytorch_tanh"}
 _NOT_VISIBLE = -1e9
@@ -39,7 +37,7 @@ class BlockMask(NamedTuple):
     """Which keys each block of queries may see."""
 
     scores: Tensor
-    """(B, 1, N, 2b, 2w) to add to the attention scores; N blocks of b steps, windows of w."""
+    """(B, N, 2w, 2b) to add to the attention scores; N blocks of b steps, windows of w."""
     block_steps: int
     """b"""
     window_steps: int
@@ -63,23 +61,23 @@ def block_mask(segment_ids: Tensor, context_length: int) -> BlockMask:
     window = block + reach
     keys = F.pad(segment_ids, (reach, 0), value=PADDING_SEGMENT).unfold(1, window, block)
     queries = segment_ids.unflatten(1, (-1, block))  # (B, N, b); keys: (B, N, w)
-    age = torch.arange(block, device=device)[:, None] + reach
-    age = age - torch.arange(window, device=device)  # (b, w) steps between query and key
-    same = (queries[..., :, None] == keys[..., None, :]) & (queries >= 0)[..., None]
-    steps = (same & (age >= 0) & (age < context_length)) | (age == 0)  # (B, N, b, w)
-    tokens = steps.repeat_interleave(2, -2).repeat_interleave(2, -1)  # (B, N, 2b, 2w)
+    age = torch.arange(block, device=device) + reach
+    age = age - torch.arange(window, device=device)[:, None]  # (w, b) steps from key to query
+    same = (keys[..., :, None] == queries[..., None, :]) & (queries >= 0)[..., None, :]
+    steps = (same & (age >= 0) & (age < context_length)) | (age == 0)  # (B, N, w, b)
+    tokens = steps.repeat_interleave(2, -2).repeat_interleave(2, -1)  # (B, N, 2w, 2b)
     own_action = torch.zeros_like(tokens[0, 0])
-    own_action[0::2, 1::2] = age == 0
+    own_action[1::2, 0::2] = age == 0
     hidden = ~(tokens & ~own_action)
     scores = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, _NOT_VISIBLE)
-    return BlockMask(scores.unsqueeze(1), block, window)
+    return BlockMask(scores, block, window)
 
 
 def _block_steps(num_steps: int, context_length: int) -> int:
     """One block if all steps lie within reach of each other anyhow."""
     if num_steps <= context_length:
         return num_steps
-    return min(max(BLOCK_STEPS, context_length // _BLOCKS_PER_CONTEXT), num_steps)
+    return min(BLOCK_STEPS, num_steps)
 
 
 def load_gpt2(config: GPT2CriticConfig) -> GPT2Model:
@@ -153,7 +151,7 @@ class GPT2Trunk(nn.Module):
             x = self._block(block, x, x, mask)  # (B, 2T, C)
         asked_blocks = -(-num_values // mask.block_steps)
         states = x[:, -2 * asked_blocks * mask.block_steps :: 2]  # (B, R, C)
-        last = mask._replace(scores=mask.scores[:, :, -asked_blocks:, 0::2])
+        last = mask._replace(scores=mask.scores[:, -asked_blocks:, :, 0::2].contiguous())
         x = self._block(self.h[-1], states, x, last)  # (B, R, C)
         hidden: Tensor = self.ln_f(x[:, -num_values:])
         return hidden
@@ -166,14 +164,14 @@ class GPT2Trunk(nn.Module):
 
     def _attend(self, block: Any, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
         batch, num_rows, width = queries.shape
-        num_blocks = mask.scores.shape[2]
+        num_blocks = mask.scores.shape[1]
         q, k, v = self._project(block, queries, x)  # (B, R, C), (B, 2T, C), (B, 2T, C)
         q = (q * block.attn.scaling).view(batch, num_blocks, -1, self.n_head, width // self.n_head)
-        q = q.permute(0, 3, 1, 4, 2)  # (B, H, N, D, r)
-        k, v = (self._feature_first(y, num_blocks, mask) for y in (k, v))  # (B, H, D, S) each
+        q = q.permute(0, 1, 3, 4, 2)  # (B, N, H, D, r)
+        k, v = (y.unflatten(2, (self.n_head, -1)) for y in (k, v))  # (B, 2T, H, D) each
         dropout = self.dropout if self.training else 0.0
         y = block_attention(q, k, v, mask.scores, 2 * mask.block_steps, dropout)
-        y = y.permute(0, 2, 4, 1, 3).reshape(batch, num_rows, width).contiguous()  # (B, R, C)
+        y = y.permute(0, 1, 4, 2, 3).reshape(batch, num_rows, width).contiguous()  # (B, R, C)
         return self._drop(block.attn.c_proj(y))
 
     def _project(self, block: Any, queries: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,14 +184,6 @@ class GPT2Trunk(nn.Module):
         q = block.ln_1(queries) @ weight[:, :width] + bias[:width]
         k, v = (block.ln_1(x) @ weight[:, width:] + bias[width:]).split(width, dim=-1)
         return q, k, v
-
-    def _feature_first(self, y: Tensor, num_blocks: int, mask: BlockMask) -> Tensor:
-        """Keys or values (B, 2T, C) of the last blocks' windows, as (B, H, D, S)."""
-        reach = mask.window_steps - mask.block_steps
-        needed = 2 * (num_blocks * mask.block_steps + reach)
-        y = F.pad(y, (0, 0, 2 * reach, 0))[:, -needed:]  # (B, S, C)
-        heads: Tensor = y.unflatten(2, (self.n_head, -1)).permute(0, 2, 3, 1)
-        return heads
 
     def _feed_forward(self, mlp: Any, x: Tensor) -> Tensor:
         hidden = mlp.c_fc(x)  # (B, R, 4C)

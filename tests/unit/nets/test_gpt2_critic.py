@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
+from custom_models import block_attention
 from custom_models.configs import GPT2CriticConfig
 from custom_models.critic import PADDING_SEGMENT, Chunks
 from custom_models.gpt2_critic import GPT2Critic
@@ -172,17 +173,48 @@ def test_gradients_reach_every_trainable_parameter(attention: str, action_spec: 
     assert silent == []
 
 
-def test_gradients_of_the_written_out_attention_equal_autograds() -> None:
-    from custom_models.block_attention import block_attention
-
+def attention_case(num_keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two blocks of 4 queries whose windows are 6 wide; both windows together need 10 keys."""
     torch.manual_seed(0)
-    q = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64, requires_grad=True)  # (B, H, N, D, r)
-    k = torch.randn(2, 3, 5, 10 + 3 * 6, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(1, 2, 2, 3, 4, dtype=torch.float64, requires_grad=True)  # (B, N, H, D, r)
+    k = torch.randn(1, num_keys, 2, 3, dtype=torch.float64, requires_grad=True)  # (B, S, H, D)
     v = torch.randn_like(k, requires_grad=True)
-    mask = torch.randn(2, 1, 4, 6, 10, dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda q, k, v: block_attention(q, k, v, mask, 6, 0.0), (q, k, v)
-    )
+    mask = -1e9 * torch.randint(0, 2, (1, 2, 6, 4), dtype=torch.float64)
+    mask[:, :, -1] = 0.0  # no query without a key
+    return q, k, v, mask
+
+
+@pytest.mark.parametrize("tile_scores", [1, 1000])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("num_keys", [10, 13])
+def test_gradients_of_the_written_out_attention_equal_autograds(
+    num_keys: int, dropout: float, tile_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_attention, "_TILE_SCORES", tile_scores)
+    q, k, v, mask = attention_case(num_keys)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(1)  # the same entries are dropped each time
+        return block_attention.block_attention(q, k, v, mask, 4, dropout)
+
+    assert torch.autograd.gradcheck(attend, (q, k, v))
+
+
+@pytest.mark.parametrize("num_keys", [8, 10, 13])
+def test_the_written_out_attention_equals_torchs(num_keys: int) -> None:
+    q, k, v, mask = attention_case(num_keys)
+    missing = max(0, 10 - num_keys)
+    mask[:, 0, :missing] = -1e9  # keys before the first: there are none
+    ours = block_attention.block_attention(q, k, v, mask, 4, 0.0)
+    torchs = block_attention._fused(q, k, v, mask, 4, 0.0)
+    torch.testing.assert_close(ours, torchs, rtol=0, atol=1e-12)
+    weight = torch.randn_like(ours)
+    for mine, theirs in zip(
+        torch.autograd.grad(ours, (q, k, v), weight),
+        torch.autograd.grad(torchs, (q, k, v), weight),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
 def test_dropout_acts_in_training_only() -> None:
