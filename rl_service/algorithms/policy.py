@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -118,7 +119,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             (B, num_values) float32.
         """
         low = self.settings.resources.learner_precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+        with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
             outputs: Tensor = self._critic(chunks, num_values)
         return outputs.float()
 
@@ -188,10 +189,15 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         num_minibatches = min(num_chunks, max(1, wanted))
         totals: list[Tensor] = []
         for _ in range(self.algorithm.critic_passes):
-            for minibatch in shuffled(batch, self.permutation(num_chunks), num_minibatches):
+            for minibatch in self._minibatches(batch, num_minibatches):
                 totals.append(torch.stack(self.steps["critic"](minibatch)))
         vf_loss, grad_norm = torch.stack(totals).mean(0).tolist()
         return {"vf_loss": vf_loss, "grad_norm_critic": grad_norm}
+
+    def _minibatches(self, batch: CriticChunks, num_minibatches: int) -> Iterator[CriticChunks]:
+        if num_minibatches == 1:  # its order changes nothing
+            return iter([batch])
+        return shuffled(batch, self.permutation(len(batch.loss_mask)), num_minibatches)
 
     def critic_loss(self, batch: CriticChunks) -> Tensor:
         """Mean squared error over the steps of a minibatch, in the critic's units."""

@@ -49,18 +49,17 @@ def plan_chunks(context: npt.NDArray[np.bool_], prefix_length: int, chunk_length
     """
     num_rows = len(context)
     edges = np.flatnonzero(np.diff(np.concatenate([[True], context, [True]]).astype(np.int8)))
-    starts: list[int] = []
-    lengths: list[int] = []
-    for begin, end in edges.reshape(-1, 2):
-        num_pieces = max(1, round((end - begin) / chunk_length))
-        cuts = np.linspace(begin, end, num_pieces + 1).round().astype(int)
-        starts.extend(cuts[:-1].tolist())
-        lengths.extend(np.diff(cuts).tolist())
-    longest = max(lengths)
-    start = np.asarray(starts)[:, None]  # (M, 1)
-    rows = start + np.arange(-prefix_length, longest)  # (M, P + C)
+    begin, end = edges.reshape(-1, 2).T  # of runs
+    num_pieces = np.maximum(1, np.round((end - begin) / chunk_length).astype(np.int64))
+    run = np.repeat(np.arange(len(begin)), num_pieces)  # (M,) of each piece
+    place = np.arange(len(run)) - np.repeat(num_pieces.cumsum() - num_pieces, num_pieces)
+    cuts = begin[run] + np.stack([place, place + 1]) * ((end - begin) / num_pieces)[run]
+    start, stop = np.round(cuts).astype(np.int64)
+    lengths = (stop - start)[:, None]  # (M, 1)
+    longest = int(lengths.max())
+    rows = start[:, None] + np.arange(-prefix_length, longest)  # (M, P + C)
     inside = (rows >= 0) & (rows < num_rows)
-    asked = np.arange(longest) < np.asarray(lengths)[:, None]  # (M, C)
+    asked = np.arange(longest) < lengths  # (M, C)
     return ChunkPlan(rows.clip(0, num_rows - 1), inside, asked)
 
 

@@ -175,36 +175,57 @@ class VectorSampler:
         return self._filter(obs)
 
     def _lay_out(self, steps: Columns, finals: list[list[tuple[int, Array]]]) -> Columns:
-        """Rows of all fragments, env after env."""
-        num_steps = len(steps[LOSS_MASK])
-        fragments: list[Columns] = []
-        for e, final in enumerate(finals):
-            fragment = _interleave(
-                {name: column[:, e] for name, column in steps.items()},
-                self._context[e],
-                self._closing_rows(e, num_steps, steps, final),
-            )
-            self._context[e] = self._next_context(e, fragment)
-            fragments.append(fragment)
-        return {name: np.concatenate([f[name] for f in fragments]) for name in steps}
+        """Rows of all fragments, env after env: context, then steps and final rows in order."""
+        num_steps, num_envs = steps[LOSS_MASK].shape
+        closing = self._closing_rows(num_steps, finals)
+        closes = np.zeros((num_steps, num_envs), np.int64)
+        after, owners = np.array([(i, e) for i, e, _ in closing], np.int64).reshape(-1, 2).T
+        closes[after, owners] = 1
+        num_context = np.array([len(c[SampleBatch.T]) if c else 0 for c in self._context])
+        ends = np.cumsum(num_context + num_steps + closes.sum(0))  # of fragments, in rows
+        starts = np.concatenate([[0], ends[:-1]])
+        rows = starts + num_context + np.arange(num_steps)[:, None]  # (T, E) of the steps
+        rows += closes.cumsum(0) - closes
+        out: Columns = {}
+        for name, column in steps.items():
+            out[name] = np.zeros((int(ends[-1]), *column.shape[2:]), column.dtype)
+            out[name][rows] = column
+        for start, context in zip(starts, self._context, strict=True):
+            for name, column in context.items():
+                out[name][start : start + len(column)] = column
+        if closing:
+            final_rows = rows[after, owners] + 1
+            out[SampleBatch.OBS][final_rows] = np.stack([obs for _, _, obs in closing])
+            out[SampleBatch.T][final_rows] = steps[SampleBatch.T][after, owners] + 1
+            out[SampleBatch.EPS_ID][final_rows] = steps[SampleBatch.EPS_ID][after, owners]
+        if self._num_context_steps:
+            self._context = [self._next_context(e, out, end) for e, end in enumerate(ends)]
+        return out
 
     def _closing_rows(
-        self, e: int, num_steps: int, steps: Columns, final: list[tuple[int, Array]]
-    ) -> list[tuple[int, Array]]:
-        """(index of the step before, observation) of each final row, the cut's included."""
+        self, num_steps: int, finals: list[list[tuple[int, Array]]]
+    ) -> list[tuple[int, int, Array]]:
+        """(step before, env, observation) of each final row, the cuts' included."""
         assert self._obs is not None
-        if self._t[e] == 0:  # the last step ended its episode: nothing to bootstrap at the cut
-            return final
-        return [*final, (num_steps - 1, self._obs[e])]
+        inside = [(i, e, obs) for e, final in enumerate(finals) for i, obs in final]
+        # Where the last step ended its episode there is nothing to bootstrap at the cut.
+        going_on = np.flatnonzero(self._t)
+        return inside + [(num_steps - 1, int(e), self._obs[e]) for e in going_on]
 
-    def _next_context(self, e: int, fragment: Columns) -> Columns:
-        """The last K-1 steps of the episode that goes on, for the next fragment."""
+    def _next_context(self, e: int, columns: Columns, end: int) -> Columns:
+        """The last K-1 steps of the episode that goes on, for the next fragment.
+
+        Args:
+            e: env.
+            columns: rows of all fragments.
+            end: row after this env's last one.
+        """
         num_rows = min(self._num_context_steps, int(self._t[e]))
         if num_rows == 0:
             return {}
-        end = len(fragment[LOSS_MASK]) - 1  # the last row is the cut's final row
         names = (SampleBatch.OBS, SampleBatch.ACTIONS, SampleBatch.T, SampleBatch.EPS_ID)
-        return {name: fragment[name][end - num_rows : end].copy() for name in names}
+        last = end - 1  # the cut's final row
+        return {name: columns[name][last - num_rows : last].copy() for name in names}
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on from here in another process."""
@@ -245,25 +266,3 @@ class VectorSampler:
         self._t[e], self._returns[e], self._context[e] = 0, 0.0, {}
         self._episode_ids[e] += 1
         return False
-
-
-def _interleave(steps: Columns, context: Columns, finals: list[tuple[int, Array]]) -> Columns:
-    """Puts context rows before, and final rows into, the steps of one env."""
-    num_context = len(context[SampleBatch.T]) if context else 0
-    num_steps = len(steps[LOSS_MASK])
-    after = np.asarray([index for index, _ in finals], np.int64)
-    step_rows = num_context + np.arange(num_steps) + np.searchsorted(after, np.arange(num_steps))
-    final_rows = num_context + after + 1 + np.arange(len(finals))
-    total = num_context + num_steps + len(finals)
-    out: Columns = {}
-    for name, column in steps.items():
-        rows = np.zeros((total, *column.shape[1:]), column.dtype)
-        rows[step_rows] = column
-        if name in context:
-            rows[:num_context] = context[name]
-        out[name] = rows
-    if finals:
-        out[SampleBatch.OBS][final_rows] = np.stack([obs for _, obs in finals])
-        out[SampleBatch.T][final_rows] = steps[SampleBatch.T][after] + 1
-        out[SampleBatch.EPS_ID][final_rows] = steps[SampleBatch.EPS_ID][after]
-    return out
