@@ -25,6 +25,11 @@ class _NetConfig(BaseModel):
     one that depends on the observation (`state`). Ignored for discrete actions."""
     log_std_init: Annotated[float, Field(ge=-5.0, le=2.0)] = 0.0
 
+    @property
+    def acting_context_length(self) -> int:
+        """Observations that the actor reads, the current one included."""
+        return 1
+
 
 class MLPConfig(_NetConfig):
     """An MLP actor and an MLP critic that share no weights."""
@@ -91,4 +96,77 @@ class GPT2CriticConfig(_NetConfig):
         return self.context_length - 1
 
 
-ModelConfig = Annotated[MLPConfig | GPT2CriticConfig, Field(discriminator="name")]
+class LLMPolicyConfig(_NetConfig):
+    """A causal language model that reads observations as text as the actor, and an MLP critic.
+
+    Hidden sizes are those of the head on the last token's hidden state.
+    """
+
+    name: Literal["llm_policy"] = "llm_policy"
+    critic_hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    pretrained: str | None = None
+    """Folder of a causal language model (Hugging Face format), or the name of a fetched one
+    (`rl-service models list`). None: a small GPT-2 of n_layer, n_head and n_embd with random
+    weights."""
+    random_weights: bool = False
+    """Take the sizes and the tokenizer of `pretrained`, and not its weights."""
+    num_layers: PositiveInt | None = None
+    """Keep only the first layers of `pretrained`. None: all."""
+    tokenizer: str | None = None
+    """Folder or name of another tokenizer for a model without `pretrained`. None: one token a
+    character."""
+    n_layer: PositiveInt = 2
+    n_head: PositiveInt = 4
+    n_embd: PositiveInt = 64
+    context_length: PositiveInt = 1
+    """K: observations in the prompt, with the actions between them."""
+    task: str = ""
+    """What each prompt begins with."""
+    action_names: tuple[str, ...] = ()
+    """What discrete actions are called in prompts. None given: their numbers."""
+    decimals: Annotated[int, Field(ge=0, le=4)] = 2
+    """Of each number in a prompt."""
+    separator: Annotated[str, Field(min_length=1)] = " "
+    """Between the numbers of an observation."""
+    finetune: Literal["head", "lora", "full"] = "head"
+    """What of the language model learns: nothing, low-rank additions (arXiv 2106.09685), all."""
+    lora_rank: PositiveInt = 8
+    lora_alpha: PositiveInt = 16
+    """The additions are scaled by lora_alpha / lora_rank."""
+    action_scoring: Literal["head", "tokens"] = "head"
+    """`head`: a net on the last hidden state. `tokens`, for discrete actions: the mean
+    log-probability of the tokens of each action's text after the prompt."""
+    micro_batch_size: PositiveInt = 64
+    """Prompts that go through the language model at once in learning; with more, activations are
+    computed again for the gradient."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LLMPolicyConfig:
+        problems = []
+        if self.action_scoring == "tokens" and self.finetune == "head":
+            problems.append(
+                "action_scoring=tokens has no head, so with finetune=head nothing would learn; "
+                "use finetune=lora or full"
+            )
+        if self.pretrained is None:
+            given = [n for n in ("random_weights", "num_layers") if getattr(self, n)]
+            problems += [f"{name} is about model.pretrained, which is not given" for name in given]
+            if self.n_embd % self.n_head:
+                problems.append(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
+        elif self.tokenizer is not None:
+            problems.append("a model with pretrained weights has its own tokenizer; leave it out")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def num_context_steps(self) -> int:
+        """Earlier steps that the critic reads: none."""
+        return 0
+
+    @property
+    def acting_context_length(self) -> int:
+        return self.context_length
+
+
+ModelConfig = Annotated[MLPConfig | GPT2CriticConfig | LLMPolicyConfig, Field(discriminator="name")]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from custom_models.actor import Actor
+from custom_models.history import History
 from custom_models.spaces import ActionSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
@@ -94,7 +96,7 @@ class GaussianHead(nn.Module):
         return torch.cat([mean, log_std], dim=-1)  # (B, 2A)
 
 
-class Actor(nn.Module):
+class FeedForwardActor(Actor):
     """Observation (B, O) -> `dist_inputs` (B, num_dist_inputs)."""
 
     def __init__(
@@ -117,8 +119,12 @@ class Actor(nn.Module):
         else:
             self.head = GaussianHead(width, action_spec.size, log_std, log_std_init)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        dist_inputs: Tensor = self.head(self.body(obs))
+    def encode(self, history: History) -> Tensor:
+        """The current observations: nothing else is looked at."""
+        return torch.from_numpy(history.obs[:, -1]).to(next(self.parameters()).device)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        dist_inputs: Tensor = self.head(self.body(inputs))
         return dist_inputs
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from custom_models.configs import GPT2CriticConfig, ModelConfig
+from custom_models.actor import Actor
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, ModelConfig
 from custom_models.critic import Critic
-from custom_models.heads import Actor
+from custom_models.heads import FeedForwardActor
 from custom_models.mlp import MLPCritic
 from custom_models.spaces import ActionSpec
+
+_ACTOR, _CRITIC = "actor.", "critic."
 
 
 class ActorCritic(nn.Module):
     """An actor and a critic that share no weights.
 
-    The actor sees the current observation alone; the critic sees as many earlier steps of the
-    same episode as `config.num_context_steps` says.
+    The actor sees the last `config.acting_context_length` observations of an episode; the critic
+    sees as many earlier steps as `config.num_context_steps` says.
     """
 
     def __init__(
@@ -33,15 +36,40 @@ class ActorCritic(nn.Module):
         self.actor = build_actor(config, observation_size, action_spec)
         self.critic = _build_critic(config, observation_size, action_spec) if with_critic else None
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
-        dist_inputs: Tensor = self.actor(obs)
+        dist_inputs: Tensor = self.actor(inputs)
         return dist_inputs
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The weights that a fresh net of the same configuration has not."""
+        actor = {_ACTOR + name: weight for name, weight in self.actor.own_state().items()}
+        if self.critic is None:
+            return actor
+        return actor | {_CRITIC + name: value for name, value in self.critic.state_dict().items()}
+
+    def load_own_state(self, state: dict[str, Tensor]) -> None:
+        """Takes what `own_state` gave, of a net with a critic if this one has one.
+
+        Raises:
+            RuntimeError: if it is of another net.
+        """
+        self.actor.load(_under(_ACTOR, state))
+        if self.critic is not None:
+            self.critic.load_state_dict(_under(_CRITIC, state))
+
+
+def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): value for n, value in state.items() if n.startswith(prefix)}
 
 
 def build_actor(config: ModelConfig, observation_size: int, action_spec: ActionSpec) -> Actor:
     """The actor alone: all that a trained policy needs to act."""
-    return Actor(
+    if isinstance(config, LLMPolicyConfig):
+        from custom_models.llm_policy import LLMActor  # transformers takes seconds to import
+
+        return LLMActor(config, observation_size, action_spec)
+    return FeedForwardActor(
         observation_size,
         action_spec,
         hidden_sizes=config.hidden_sizes,
@@ -76,6 +104,6 @@ def build_actor_critic(
         with_critic: False where only actions are computed (rollout workers, serving).
 
     Raises:
-        FileNotFoundError: if `config.pretrained` holds no GPT-2.
+        FileNotFoundError: if `config.pretrained` holds no such model.
     """
     return ActorCritic(config, observation_size, action_spec, with_critic=with_critic)

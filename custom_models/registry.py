@@ -6,7 +6,7 @@ from ray.rllib.models import ModelCatalog
 
 from custom_models.rllib_models import ActorCriticModelV2
 
-MODELS = ("mlp", "gpt2_critic")
+MODELS = ("mlp", "gpt2_critic", "llm_policy")
 """Names that `model.name` accepts; each is registered with RLlib under the same name."""
 
 

@@ -1,8 +1,9 @@
 """ModelV2 adapter: RLlib's view of the nets. No maths here.
 
 What a net needs beyond the current observation is asked for as *view requirements*, RLlib's
-trajectory view: K-1 earlier observations and actions of the same episode, once per fragment and
-never for action computation. RLlib's sampler and `rl_service.rollout.worker` both honour them.
+trajectory view: K-1 earlier observations and actions of the same episode. A critic asks once per
+fragment and never for action computation, an actor at each step and for nothing else. RLlib's
+sampler and `rl_service.rollout.worker` both honour them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from pydantic import TypeAdapter
 from ray.rllib.models.torch.torch_modelv2 import TorchModelV2
 from ray.rllib.policy.sample_batch import SampleBatch
@@ -17,11 +19,14 @@ from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor, nn
 
 from custom_models.configs import ModelConfig
+from custom_models.history import History
 from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec, observation_size
 
 CONTEXT_OBS = "context_obs"
 CONTEXT_ACTIONS = "context_actions"
+ACTING_OBS = "acting_obs"
+ACTING_ACTIONS = "acting_actions"
 
 _ONCE_PER_FRAGMENT = 1 << 30
 """`batch_repeat_value` larger than any fragment: the view is built for its first step alone."""
@@ -57,6 +62,9 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
             with_critic=with_critic,
         )
         self._require_context(config.num_context_steps)
+        self._require_history(config.acting_context_length - 1)
+        self.last_inputs: Tensor | None = None
+        """(B, I) what the last `forward` computed its distribution from."""
 
     view_requirements: dict[str, ViewRequirement]
 
@@ -75,16 +83,46 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
                 batch_repeat_value=_ONCE_PER_FRAGMENT,
             )
 
+    def _require_history(self, num_steps: int) -> None:
+        if num_steps == 0:
+            return
+        shift = f"-{num_steps}:-1"
+        self.view_requirements[ACTING_OBS] = ViewRequirement(
+            SampleBatch.OBS, space=self.obs_space, shift=shift
+        )
+        self.view_requirements[ACTING_ACTIONS] = ViewRequirement(
+            SampleBatch.ACTIONS, space=self.action_space, shift=shift
+        )
+
     def forward(
         self, input_dict: dict[str, Any], state: list[Tensor], seq_lens: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Action distribution inputs (B, num_outputs) of the current observations alone."""
-        obs: Tensor = input_dict[SampleBatch.OBS]
-        return self.net(obs.float()), state
+        """Action distribution inputs (B, num_outputs), from the observations acted on."""
+        self.last_inputs = self.net.actor.encode(self._history(input_dict))
+        return self.net(self.last_inputs), state
+
+    def _history(self, views: dict[str, Any]) -> History:
+        obs = views[SampleBatch.OBS].float().cpu().numpy()[:, None]  # (B, 1, O)
+        if ACTING_OBS not in views:
+            return History.first_steps(obs[:, 0], 1, self.net.action_spec)
+        earlier = views[ACTING_OBS].float().cpu().numpy().reshape(len(obs), -1, obs.shape[2])
+        actions = views[ACTING_ACTIONS].cpu().numpy()
+        num_steps = views[SampleBatch.T].cpu().numpy() + 1  # RLlib counts what has been done
+        return History(
+            np.concatenate([earlier, obs], axis=1),
+            actions.reshape(len(obs), earlier.shape[1], *actions.shape[2:]),
+            num_steps.clip(0, earlier.shape[1]),
+        )
 
     def value_function(self) -> Tensor:
         """Not per step: RLlib would ask at every env step for what one pass per fragment gives."""
         raise NotImplementedError("values come from rl_service.algorithms.batch, once per fragment")
+
+
+def acting_context_length(view_requirements: dict[str, ViewRequirement]) -> int:
+    """Observations that a model's view requirements ask for to act, the current one included."""
+    view = view_requirements.get(ACTING_OBS)
+    return 1 if view is None else 1 + len(view.shift_arr)
 
 
 def num_context_steps(view_requirements: dict[str, ViewRequirement]) -> int:

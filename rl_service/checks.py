@@ -6,12 +6,14 @@ import os
 import tempfile
 from pathlib import Path
 
+from custom_models.configs import LLMPolicyConfig
+from custom_models.spaces import ActionSpec, observation_size
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
 from rl_service.envs import env_spaces
 from rl_service.errors import EnvError
 from rl_service.machine import available_cpus, available_gpus, missing_cpus
-from rl_service.pretrained import check_pretrained
+from rl_service.pretrained import check_pretrained, check_prompts
 
 
 def check_settings(settings: Settings) -> list[str]:
@@ -27,6 +29,11 @@ def check_settings(settings: Settings) -> list[str]:
 def check_machine(settings: Settings) -> list[str]:
     """The reasons that lie in the environment, the weights, the CPUs and the GPUs."""
     problems = [*check_env(settings.env), *check_pretrained(settings.model)]
+    if not problems and isinstance(settings.model, LLMPolicyConfig):
+        observation_space, action_space = env_spaces(settings.env)
+        problems += check_prompts(
+            settings.model, observation_size(observation_space), ActionSpec.from_space(action_space)
+        )
     if not os.environ.get("RAY_ADDRESS"):
         problems += _resource_problems(settings.resources)
     return problems

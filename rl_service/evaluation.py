@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from custom_models.history import RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.envs.make import make_env
@@ -151,14 +152,22 @@ class _Episodes:
     def play(
         self, runner: PolicyRunner, deterministic: bool, generator: torch.Generator
     ) -> EvaluationResult:
+        history = RunningHistory(len(self._envs), runner.actor.context_length, runner.action_spec)
         for index in range(len(self._envs)):
             self._begin(index)
         while self._obs:
             running = list(self._obs)
             obs = np.stack([self._obs[index] for index in running])  # (B, O)
-            actions = runner.act(obs, deterministic=deterministic, generator=generator)
+            seen = history.observed(obs.reshape(len(obs), -1), running)
+            actions = runner.act(
+                obs, deterministic=deterministic, generator=generator, history=seen
+            )
+            history.acted(actions.actions, running)
+            episodes = [self._episodes[index] for index in running]
             for index, action in zip(running, actions.env_actions, strict=True):
                 self._step(index, action)
+            begun = [i for i, e in zip(running, episodes, strict=True) if self._episodes[i] != e]
+            history.forget(begun)
         return EvaluationResult(self._returns, self._lengths)
 
     def _begin(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Checks a folder of pretrained GPT-2 weights without loading it."""
+"""Checks pretrained weights, and the prompts of a language model, without loading a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from custom_models.configs import GPT2CriticConfig, ModelConfig
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, ModelConfig
+from custom_models.spaces import ActionSpec
 from rl_service.config.text import one_line
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
@@ -39,6 +40,41 @@ def check_pretrained(model: ModelConfig) -> list[str]:
             f"{model.pretrained} has {positions}; use at most {positions // 2}"
         ]
     return []
+
+
+def check_prompts(
+    model: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
+) -> list[str]:
+    """The reasons for which a language model cannot read an environment's observations.
+
+    Args:
+        model: the language model's settings.
+        observation_size: O.
+        action_spec: the environment's actions.
+    """
+    from custom_models.language_model import load_tokenizer, num_layers, num_positions
+    from custom_models.llm_policy import build_writer  # transformers takes seconds to import
+
+    try:
+        writer = build_writer(model, load_tokenizer(model), observation_size, action_spec)
+        positions, layers = num_positions(model), num_layers(model)
+    except (OSError, ValueError) as error:
+        return [f"model llm_policy: {one_line(error)}"]
+    needed = len(writer.task_tokens) + writer.max_tokens
+    needed += max(map(len, writer.action_tokens())) if model.action_scoring == "tokens" else 0
+    problems = []
+    if positions is not None and needed > positions:
+        problems.append(
+            f"a prompt of model.context_length={model.context_length} observations with "
+            f"{observation_size} numbers each takes up to {needed} tokens, and the language model "
+            f"reads {positions}; lower model.context_length or model.decimals"
+        )
+    if model.num_layers is not None and model.num_layers > layers:
+        problems.append(
+            f"model.num_layers={model.num_layers}, and {model.pretrained} has {layers} layers; "
+            f"use at most {layers}"
+        )
+    return problems
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class A2CPolicy(ActorCriticPolicy):
         return stats | {"grad_norm_actor": float(self.steps["actor"](rows).grad_norm)}
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
-        dist = self.action_distribution(rows.obs)
+        dist = self.action_distribution(rows.inputs)
         loss: Tensor = -(rows.advantages * dist.log_prob(rows.actions)).mean()
         if self.algorithm.entropy_coeff:
             loss = loss - self.algorithm.entropy_coeff * dist.entropy().mean()

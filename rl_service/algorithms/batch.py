@@ -13,7 +13,7 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch
 from rl_service.rollout.advantages import generalized_advantages
 from rl_service.rollout.chunks import ChunkPlan, gather_chunks, plan_chunks
-from rl_service.rollout.fragments import LOSS_MASK, Columns, context_rows, segment_ids
+from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns, context_rows, segment_ids
 
 CHUNK_CONTEXTS = 4
 """Most values per chunk of a critic with context, in contexts K. Each chunk also passes over K-1
@@ -71,12 +71,16 @@ def _chunk_length(policy: ActorCriticPolicy) -> int:
     return min(longest, policy.settings.algorithm.critic_minibatch_size)
 
 
+def _input_column(batch: Columns) -> str:
+    return ACTOR_INPUTS if ACTOR_INPUTS in batch else str(SampleBatch.OBS)
+
+
 def _actor_rows(
     policy: ActorCriticPolicy, batch: Columns, advantages: npt.NDArray[np.float32]
 ) -> ActorRows:
     mask = batch[LOSS_MASK]
     return ActorRows(
-        obs=policy.to_device(batch[SampleBatch.OBS][mask]),
+        inputs=policy.to_device(batch[_input_column(batch)][mask]),
         actions=policy.to_device(batch[SampleBatch.ACTIONS][mask]),
         action_logp=policy.to_device(batch[SampleBatch.ACTION_LOGP][mask]),
         dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][mask]),

@@ -36,18 +36,25 @@ class MinibatchStep:
             nothing that changes between steps but tensors, and may not wait for the GPU.
         optimizer: of the net that the loss depends on.
         grad_clip: largest norm of the gradient; None for no limit.
+        recorded: whether a GPU may record the loss.
     """
 
     def __init__(
-        self, loss: Callable[[Any], Tensor], optimizer: FlatOptimizer, grad_clip: float | None
+        self,
+        loss: Callable[[Any], Tensor],
+        optimizer: FlatOptimizer,
+        grad_clip: float | None,
+        *,
+        recorded: bool = True,
     ) -> None:
         self._loss = loss
         self._optimizer = optimizer
         self._grad_clip = grad_clip
+        self._recorded = recorded and optimizer.vector.is_cuda
         self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
 
     def __call__(self, minibatch: Any) -> Stepped:
-        if not self._optimizer.vector.is_cuda:
+        if not self._recorded:
             return self._step(minibatch)
         shapes = tuple(column.shape for column in _columns(minibatch))
         if shapes not in self._graphs:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from custom_models.critic import Chunks
 from custom_models.heads import distribution
+from custom_models.history import History
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec
@@ -33,7 +34,7 @@ from rl_service.algorithms.minibatch_step import MinibatchStep
 from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.config.settings import Settings
 from rl_service.normalization import RunningMeanStd
-from rl_service.rollout.fragments import rows_from_view
+from rl_service.rollout.fragments import ACTOR_INPUTS, rows_from_view
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
@@ -58,7 +59,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         super().__init__(observation_space, action_space, config)
         self.net: ActorCritic = self.model.net
         self.num_context_steps = num_context_steps(self.view_requirements)
-        for column in (SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS):
+        for unused in (SampleBatch.PREV_ACTIONS, SampleBatch.PREV_REWARDS):
+            # With these, RLlib lays its action buffer out so that earlier actions come late by one.
+            self.view_requirements.pop(unused, None)
+        made = [SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS]
+        if self.net.actor.num_inputs is not None:
+            made.append(ACTOR_INPUTS)
+        for column in made:
             # Made while acting, wanted in training: RLlib's sampler keeps only what is asked for.
             self.view_requirements[column] = ViewRequirement(used_for_compute_actions=False)
         self.optimizers = self.build_optimizers() if self.is_learner else {}
@@ -69,7 +76,12 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             "critic": self.critic_loss,
         }
         self.steps = {
-            name: MinibatchStep(losses[name], optimizer, self.algorithm.grad_clip)
+            name: MinibatchStep(
+                losses[name],
+                optimizer,
+                self.algorithm.grad_clip,
+                recorded=name == "critic" or self.net.actor.repeats_its_work,
+            )
             for name, optimizer in self.optimizers.items()
         }
         """One gradient step on a minibatch, for each net that has an optimiser."""
@@ -123,22 +135,37 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             outputs: Tensor = self._critic(chunks, num_values)
         return outputs.float()
 
-    def action_distribution(self, obs: Tensor) -> Any:
-        """The policy's distribution at observations (B, O), as it stands."""
-        return distribution(self.action_spec, self.net.actor(obs))
+    def action_distribution(self, inputs: Tensor) -> Any:
+        """The policy's distribution for the actor's inputs (B, I), as it stands."""
+        return distribution(self.action_spec, self.net.actor(inputs))
 
     def sampling_distribution(self, rows: ActorRows) -> Any:
         """The distribution that a batch's actions were drawn from."""
         return distribution(self.action_spec, rows.dist_inputs)
 
     @torch.inference_mode()
-    def act(self, obs: npt.NDArray[np.float32]) -> Acted:
-        """Samples actions for a vector of observations (E, O), with torch's global generator."""
-        dist_inputs = self.net.actor(torch.from_numpy(obs).to(self.device))
+    def act(self, history: History) -> Acted:
+        """Samples actions for a vector of E environments, with torch's global generator."""
+        actor = self.net.actor
+        inputs = actor.encode(history)
+        dist_inputs = actor(inputs)
         dist = distribution(self.action_spec, dist_inputs)
         actions = dist.sample() if self.config["explore"] else dist.mode()
         log_prob = dist.log_prob(actions)
-        return Acted(actions.cpu().numpy(), log_prob.cpu().numpy(), dist_inputs.cpu().numpy())
+        return Acted(
+            actions.cpu().numpy(),
+            log_prob.cpu().numpy(),
+            dist_inputs.cpu().numpy(),
+            None if actor.num_inputs is None else inputs.cpu().numpy(),
+        )
+
+    def extra_action_out(
+        self, input_dict: Any, state_batches: Any, model: Any, action_dist: Any
+    ) -> dict[str, Tensor]:
+        """What RLlib's own sampler is to keep of acting, beside what it keeps anyway."""
+        if self.net.actor.num_inputs is None:
+            return {}
+        return {ACTOR_INPUTS: model.last_inputs}
 
     def postprocess_trajectory(
         self,
@@ -235,11 +262,11 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return min(1.0, self.global_timestep / total) if total else 0.0
 
     def get_weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The actor's weights: all that rollout workers need."""
-        return {name: p.detach().cpu().numpy() for name, p in self.net.actor.state_dict().items()}
+        """Those of the actor's weights that change: all that rollout workers need."""
+        return {name: p.cpu().numpy() for name, p in self.net.actor.trainable_state().items()}
 
     def set_weights(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
-        self.net.actor.load_state_dict(
+        self.net.actor.load(
             {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
         )
 
@@ -254,7 +281,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     def get_learner_state(self) -> dict[str, Any]:
         """Everything that learning has changed: nets, optimisers, statistics, random state."""
         return {
-            "net": self.net.state_dict(),
+            "net": self.net.own_state(),
             "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
             "value_stats": self.value_stats.state(),
             "rng": self.rng.bit_generator.state,
@@ -268,7 +295,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         Raises:
             RuntimeError: if the nets are of another shape.
         """
-        self.net.load_state_dict(state["net"])
+        self.net.load_own_state(state["net"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.value_stats = RunningMeanStd.from_state(state["value_stats"])

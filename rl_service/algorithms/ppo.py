@@ -37,10 +37,10 @@ class PPOPolicy(ActorCriticPolicy):
         """Passes over the step rows in shuffled minibatches, until done or the KL is too large."""
         algorithm = self.algorithm
         rows = self.with_normalised_advantages(rows)
-        num_minibatches = max(1, round(len(rows.obs) / algorithm.minibatch_size))
+        num_minibatches = max(1, round(len(rows.inputs) / algorithm.minibatch_size))
         norms: list[Tensor] = []
         for epoch in range(1, algorithm.num_epochs + 1):
-            for minibatch in shuffled(rows, self.permutation(len(rows.obs)), num_minibatches):
+            for minibatch in shuffled(rows, self.permutation(len(rows.inputs)), num_minibatches):
                 norms.append(self.steps["actor"](minibatch).grad_norm)
             if algorithm.max_kl is None and epoch < algorithm.num_epochs:
                 continue
@@ -52,7 +52,7 @@ class PPOPolicy(ActorCriticPolicy):
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
         algorithm = self.algorithm
-        new = self.action_distribution(rows.obs)
+        new = self.action_distribution(rows.inputs)
         loss = self._surrogate_loss(rows, new.log_prob(rows.actions))
         if algorithm.entropy_coeff:
             loss = loss - algorithm.entropy_coeff * new.entropy().mean()
@@ -70,7 +70,7 @@ class PPOPolicy(ActorCriticPolicy):
     @torch.no_grad()
     def _actor_stats(self, rows: ActorRows) -> dict[str, float]:
         """How the updated policy differs from the one that sampled, over the whole batch."""
-        old, new = self.sampling_distribution(rows), self.action_distribution(rows.obs)
+        old, new = self.sampling_distribution(rows), self.action_distribution(rows.inputs)
         log_prob = new.log_prob(rows.actions)
         ratio = (log_prob - rows.action_logp).exp()
         outside = (ratio - 1.0).abs() > self.algorithm.clip_param

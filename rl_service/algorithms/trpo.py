@@ -44,12 +44,12 @@ class TRPOPolicy(ActorCriticPolicy):
 
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         rows = self.with_normalised_advantages(batch.actor)
-        surrogate = _surrogate(rows, self.action_distribution(rows.obs))  # scalar
+        surrogate = _surrogate(rows, self.action_distribution(rows.inputs))  # scalar
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
         gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
         product = fisher_product(
             self._actor_parameters,
-            self._mean_kl_from_itself(self._fisher_obs(rows)),
+            self._mean_kl_from_itself(self._fisher_inputs(rows)),
             self.algorithm.cg_damping,
         )
         max_kl, iterations = self.algorithm.max_kl, self.algorithm.cg_iterations
@@ -68,16 +68,16 @@ class TRPOPolicy(ActorCriticPolicy):
             "entropy": self._entropy(rows),
         }
 
-    def _fisher_obs(self, rows: ActorRows) -> Tensor:
-        """Observations that the Fisher matrix is estimated from."""
-        num_rows = len(rows.obs)
+    def _fisher_inputs(self, rows: ActorRows) -> Tensor:
+        """Inputs that the Fisher matrix is estimated from."""
+        num_rows = len(rows.inputs)
         wanted = max(1, round(self.algorithm.fisher_fraction * num_rows))
         if wanted == num_rows:
-            return rows.obs
-        return rows.obs[self.permutation(num_rows)[:wanted]]
+            return rows.inputs
+        return rows.inputs[self.permutation(num_rows)[:wanted]]
 
-    def _mean_kl_from_itself(self, obs: Tensor) -> Tensor:
-        dist_inputs = self.net.actor(obs)
+    def _mean_kl_from_itself(self, inputs: Tensor) -> Tensor:
+        dist_inputs = self.net.actor(inputs)
         constant = distribution(self.action_spec, dist_inputs.detach())
         kl: Tensor = constant.kl(distribution(self.action_spec, dist_inputs))  # type: ignore[arg-type]
         return kl.mean()
@@ -87,7 +87,7 @@ class TRPOPolicy(ActorCriticPolicy):
 
         @torch.no_grad()
         def evaluate() -> Tried:
-            new = self.action_distribution(rows.obs)
+            new = self.action_distribution(rows.inputs)
             return Tried(float(_surrogate(rows, new)), float(old.kl(new).mean()))
 
         return line_search(
@@ -102,7 +102,7 @@ class TRPOPolicy(ActorCriticPolicy):
 
     @torch.no_grad()
     def _entropy(self, rows: ActorRows) -> float:
-        return float(distribution(self.action_spec, self.net.actor(rows.obs)).entropy().mean())
+        return float(distribution(self.action_spec, self.net.actor(rows.inputs)).entropy().mean())
 
     def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
         if self.algorithm.critic_optimizer == "adam":

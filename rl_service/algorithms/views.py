@@ -14,8 +14,8 @@ from rl_service.algorithms.minibatch_step import map_columns
 class ActorRows(NamedTuple):
     """The step rows, in any order: what the actor's loss needs. N rows."""
 
-    obs: Tensor
-    """(N, O)"""
+    inputs: Tensor
+    """(N, I) what the actor computes its distribution from: see `custom_models.actor`."""
     actions: Tensor
     """(N,) or (N, A)"""
     action_logp: Tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,11 @@ import safetensors
 import safetensors.torch
 import torch
 from pydantic import BaseModel, JsonValue, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
+from custom_models.actor import Actor
+from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.model_store import find_model, fingerprint
 from custom_models.nets import ActorCritic, build_actor
 from custom_models.spaces import FloatArray
 from rl_service.config.settings import EnvSettings
@@ -32,6 +36,7 @@ from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import (
     FORMAT,
     FORMAT_VERSION,
+    BaseModelSpec,
     BoxSpec,
     FilterSpec,
     Header,
@@ -52,7 +57,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 class BundledPolicy(PolicyRunner):
     """A policy read from a bundle; `spec` is what its `policy.json` says."""
 
-    def __init__(self, actor: nn.Module, spec: PolicySpec) -> None:
+    def __init__(self, actor: Actor, spec: PolicySpec) -> None:
         filter_spec = spec.observation_filter
         super().__init__(
             actor,
@@ -104,6 +109,7 @@ def write_bundle(
             action_space=actions,
             action_mapping=action_mapping(actions),
             model=net.config,
+            base_model=_base_model(net.config),
             context_length=net.config.num_context_steps + 1,
             observation_filter=normalizer and FilterSpec.from_normalizer(normalizer),
             value_mean=value_mean,
@@ -138,9 +144,18 @@ def load_bundle(path: str | Path) -> BundledPolicy:
     return policy
 
 
+def _base_model(config: ModelConfig) -> BaseModelSpec | None:
+    if not isinstance(config, LLMPolicyConfig):
+        return None
+    name = config.pretrained or config.tokenizer
+    if name is None:
+        return None
+    return BaseModelSpec(name=name, sha256=fingerprint(find_model(name)))
+
+
 def _whole_weights(net: ActorCritic) -> dict[str, Tensor]:
-    """Copies of all weights on the CPU, each with memory of its own as safetensors asks."""
-    weights = {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
+    """Copies of the net's own weights on the CPU, each with its own memory as safetensors asks."""
+    weights = {name: value.cpu().clone() for name, value in net.own_state().items()}
     broken = _not_finite(weights)
     if broken is not None:
         raise BundleError(f"cannot write a bundle: weight {broken} holds NaN or infinite numbers")
@@ -214,7 +229,7 @@ def _read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     return content
 
 
-def _read_actor(path: Path, spec: PolicySpec) -> nn.Module:
+def _read_actor(path: Path, spec: PolicySpec) -> Actor:
     content = _read_bytes(path)
     if hashlib.sha256(content).hexdigest() != spec.weights_sha256:
         raise BundleError(
@@ -234,14 +249,19 @@ def _read_actor(path: Path, spec: PolicySpec) -> nn.Module:
     return _fit_actor(path, own, spec)
 
 
-def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> nn.Module:
+def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Actor:
     """An actor of the described size with the given weights, both compared before any use."""
+    on_base_model = isinstance(spec.model, LLMPolicyConfig)
+    if on_base_model:
+        _check_base_model(path.parent, spec)
+    # Else shapes alone: a foreign size must not allocate memory.
+    place = nullcontext() if on_base_model else torch.device("meta")
     try:
-        with torch.device("meta"):  # shapes alone: a foreign size must not allocate memory
+        with place:
             actor = build_actor(spec.model, spec.observation_space.size, spec.action_spec)
-    except RuntimeError as error:  # a size beyond what torch can count
+    except (RuntimeError, ValueError) as error:  # among others a size beyond what torch can count
         raise BundleError(f"{path.parent} describes a net that cannot be built") from error
-    expected = {name: _layout(value) for name, value in actor.state_dict().items()}
+    expected = {name: _layout(value) for name, value in actor.own_state().items()}
     found = {name: _layout(value) for name, value in weights.items()}
     if expected != found:
         name = min(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
@@ -249,8 +269,24 @@ def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> nn.M
             f"{path} does not fit {SPEC_FILE}: {_ACTOR}{name} is {found.get(name, 'missing')}, "
             f"expected {expected.get(name, 'no such weight')}"
         )
-    actor.load_state_dict(weights, assign=True)
+    actor.load_state_dict(weights, assign=not on_base_model, strict=not on_base_model)
     return actor.requires_grad_(False).eval()
+
+
+def _check_base_model(path: Path, spec: PolicySpec) -> None:
+    """The bundle holds what differs from its base model; the rest must be that very model."""
+    needed = spec.base_model
+    if needed is None:
+        return
+    try:
+        folder = find_model(needed.name)
+    except FileNotFoundError as error:
+        raise BundleError(f"{path} needs the base model {needed.name}: {error}") from error
+    if fingerprint(folder) != needed.sha256:
+        raise BundleError(
+            f"{path} was trained on another base model than the {needed.name} in {folder}: its "
+            f"sha256 is not {needed.sha256[:12]}…; get the one that it was trained on"
+        )
 
 
 def _layout(value: Tensor) -> str:

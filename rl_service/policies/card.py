@@ -14,7 +14,7 @@ def model_card(spec: PolicySpec) -> str:
             f"# {spec.model.name} on {spec.env.id}",
             "",
             "A policy trained with rl-service. The observation goes through the filter (if any) to "
-            "a small feed-forward actor; the critic that trained it read the last "
+            f"{_actor_text(spec)}; the critic that trained it read the last "
             f"{spec.context_length} step(s) of the episode.",
             "",
             "## Use",
@@ -36,6 +36,16 @@ def model_card(spec: PolicySpec) -> str:
             *_table("Model", spec.model.model_dump(mode="json")),
             *_table("Provenance", spec.provenance),
         ]
+    )
+
+
+def _actor_text(spec: PolicySpec) -> str:
+    if spec.base_model is None:
+        return "a small feed-forward actor"
+    steps = spec.model.acting_context_length
+    return (
+        f"a language model that reads the last {steps} observation(s) as text; its base model "
+        f"{spec.base_model.name} (sha256 {spec.base_model.sha256[:12]}…) is not in this folder"
     )
 
 

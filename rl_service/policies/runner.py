@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
+from custom_models.actor import Actor
 from custom_models.heads import distribution
+from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.errors import ObservationError
 from rl_service.normalization import ObservationNormalizer
@@ -36,7 +37,7 @@ class PolicyRunner:
     It keeps no state between calls, so one runner may serve many threads.
 
     Args:
-        actor: maps observations (B, O) to `dist_inputs`; used as it is, not copied.
+        actor: used as it is, not copied.
         observation_shape: of one raw observation.
         action_spec: the action space.
         normalizer: the observation filter's statistics; None stands for no filter.
@@ -44,7 +45,7 @@ class PolicyRunner:
 
     def __init__(
         self,
-        actor: nn.Module,
+        actor: Actor,
         observation_shape: tuple[int, ...],
         action_spec: ActionSpec,
         normalizer: ObservationNormalizer | None,
@@ -53,7 +54,6 @@ class PolicyRunner:
         self.observation_shape = observation_shape
         self.action_spec = action_spec
         self.normalizer = normalizer
-        self._device = next(actor.parameters()).device
 
     def act(
         self,
@@ -61,6 +61,7 @@ class PolicyRunner:
         *,
         deterministic: bool,
         generator: torch.Generator | None = None,
+        history: History | None = None,
     ) -> Actions:
         """Chooses an action for each observation.
 
@@ -68,13 +69,15 @@ class PolicyRunner:
             observations: (B, *observation_shape) raw numbers, as the environment gives them.
             deterministic: Take the distribution's mode instead of a sample.
             generator: Source of the samples; None is torch's global one.
+            history: The steps before, for an actor that reads them, its observations raw and
+                flattened; the last ones are `observations`. None: these are first observations.
 
         Raises:
             ObservationError: if the shape differs, the batch is empty, or a number is not finite.
         """
-        inputs = torch.from_numpy(self._read(observations))  # (B, O)
+        seen = self._history(self._read(observations), history)
         with torch.no_grad():
-            dist_inputs = self.actor(inputs.to(self._device)).cpu()  # (B, num_dist_inputs)
+            dist_inputs = self.actor(self.actor.encode(seen)).cpu()  # (B, num_dist_inputs)
             dist = distribution(self.action_spec, dist_inputs)
             actions = dist.mode() if deterministic else dist.sample(generator)
             log_prob = dist.log_prob(actions)  # (B,)
@@ -84,6 +87,15 @@ class PolicyRunner:
             log_prob=log_prob.numpy(),
             dist_inputs=dist_inputs.numpy(),
         )
+
+    def _history(self, obs: FloatArray, history: History | None) -> History:
+        """What the actor reads: normalised observations, the current ones (B, O) at the end."""
+        if history is None or self.actor.context_length == 1:
+            return History.first_steps(obs, self.actor.context_length, self.action_spec)
+        earlier = history.obs[:, :-1]  # (B, K-1, O)
+        if self.normalizer is not None:
+            earlier = self.normalizer(earlier.reshape(-1, obs.shape[1])).reshape(earlier.shape)
+        return history._replace(obs=np.concatenate([earlier, obs[:, None]], axis=1))
 
     def _read(self, observations: npt.ArrayLike) -> FloatArray:
         """Checked, flattened and normalised observations (B, O)."""

@@ -123,6 +123,15 @@ class ParitySpec(_Strict):
     """(N, num_dist_inputs)"""
 
 
+class BaseModelSpec(_Strict):
+    """A language model that the bundle's weights are to be put into, or whose tokenizer it uses."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """As the run's settings gave it: that of a fetched model, or a folder."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Its fingerprint: another model under the same name is refused."""
+
+
 class PolicySpec(_Strict):
     """All that `policy.json` says."""
 
@@ -135,8 +144,9 @@ class PolicySpec(_Strict):
     """From policy to env actions. `offset`: add `start`. `clip_and_scale`: -1 and 1 are the
     bounds; what lies outside is clipped (an unbounded dimension is passed on as it is)."""
     model: ModelConfig
+    base_model: BaseModelSpec | None = None
     context_length: PositiveInt
-    """Steps of the episode that the critic read in training; the actor reads the last alone."""
+    """Steps of the episode that the critic read in training."""
     observation_filter: FilterSpec | None
     value_mean: float
     value_std: PositiveFloat

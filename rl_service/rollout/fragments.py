@@ -22,6 +22,8 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 
 LOSS_MASK = "loss_mask"
+ACTOR_INPUTS = "actor_inputs"
+"""What the actor computed its distribution from, where that is not the observation itself."""
 
 COLUMNS = (
     SampleBatch.OBS,
@@ -76,7 +78,7 @@ def rows_from_view(batch: SampleBatch, num_context_steps: int) -> SampleBatch:
     terminated = bool(batch[SampleBatch.TERMINATEDS][-1])
     num_steps, num_final = batch.count, 0 if terminated else 1
     columns: Columns = {}
-    for name in COLUMNS:
+    for name in (*COLUMNS, *([ACTOR_INPUTS] if ACTOR_INPUTS in batch else [])):
         steps = np.asarray(batch[name]) if name != LOSS_MASK else np.ones(num_steps, np.bool_)
         rows = np.zeros((num_context + num_steps + num_final, *steps.shape[1:]), steps.dtype)
         rows[num_context : num_context + num_steps] = steps

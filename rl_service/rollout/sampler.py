@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from ray.rllib.policy.sample_batch import SampleBatch
 
+from custom_models.history import History, RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.envs.episodes import SeededEpisodes
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
-from rl_service.rollout.fragments import LOSS_MASK, Columns
+from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +35,8 @@ class Acted(NamedTuple):
     """(E,) nats."""
     dist_inputs: Array
     """(E, num_dist_inputs)."""
+    inputs: Array | None
+    """(E, I) what they were computed from, if that is not the observation itself."""
 
 
 class Episode(NamedTuple):
@@ -50,9 +53,10 @@ class VectorSampler:
 
     Args:
         envs: the environments; each resets by itself when its episode ends.
-        act: policy: observations (E, O) to actions.
+        act: policy: the last observations of E environments to actions.
         action_spec: maps policy actions to env actions.
         num_context_steps: K-1 earlier steps that a fragment brings along.
+        acting_context_length: observations that the policy acts on, the current one included.
         obs_filter: normalises observations, None leaves them.
         return_scaler: scales rewards for learning, None leaves them.
         worker_index: keeps episode ids of different workers apart.
@@ -61,10 +65,11 @@ class VectorSampler:
     def __init__(
         self,
         envs: Sequence[SeededEpisodes],
-        act: Callable[[npt.NDArray[np.float32]], Acted],
+        act: Callable[[History], Acted],
         action_spec: ActionSpec,
         *,
         num_context_steps: int,
+        acting_context_length: int,
         obs_filter: RunningFilter | None,
         return_scaler: ReturnScaler | None,
         worker_index: int,
@@ -82,6 +87,7 @@ class VectorSampler:
         self._returns = np.zeros(len(envs), np.float64)
         self._episodes: list[Episode] = []
         self._context: list[Columns] = [{} for _ in envs]
+        self._history = RunningHistory(len(envs), acting_context_length, action_spec)
         self._obs: npt.NDArray[np.float32] | None = None
         """(E, O) observations to act on, normalised; None before the first reset."""
 
@@ -128,11 +134,17 @@ class VectorSampler:
 
     def _vector_step(self, i: int, steps: Columns, finals: list[list[tuple[int, Array]]]) -> None:
         assert self._obs is not None
-        acted = self._act(self._obs)
+        acted = self._act(self._history.observed(self._obs))
+        self._history.acted(acted.actions)
         steps[SampleBatch.OBS][i] = self._obs
         steps[SampleBatch.ACTIONS][i] = acted.actions
         steps[SampleBatch.ACTION_LOGP][i] = acted.action_logp
         steps[SampleBatch.ACTION_DIST_INPUTS][i] = acted.dist_inputs
+        if acted.inputs is not None:
+            if ACTOR_INPUTS not in steps:
+                shape = (*steps[LOSS_MASK].shape, acted.inputs.shape[1])
+                steps[ACTOR_INPUTS] = np.empty(shape, acted.inputs.dtype)
+            steps[ACTOR_INPUTS][i] = acted.inputs
         steps[SampleBatch.T][i] = self._t
         steps[SampleBatch.EPS_ID][i] = self._episode_ids
         env_actions = self._action_spec.to_env(acted.actions)
@@ -165,6 +177,7 @@ class VectorSampler:
                 finals[e].append((i, self._obs[e].copy()))
         first = np.stack([self.envs[e].reset()[0] for e in ended])
         self._obs[ended] = self._normalise(first)
+        self._history.forget(ended)
         self._t[ended] = 0
         self._returns[ended] = 0.0
         self._episode_ids[ended] += 1
@@ -236,6 +249,7 @@ class VectorSampler:
             "t": self._t,
             "returns": self._returns,
             "context": self._context,
+            "history": self._history.state(),
             "discounted": None if self.return_scaler is None else self.return_scaler.discounted,
         }
         return copy.deepcopy(state)  # a snapshot: sampling writes into these arrays
@@ -253,6 +267,7 @@ class VectorSampler:
         self._episode_ids = np.array(state["episode_ids"])
         self._t, self._returns = np.array(state["t"]), np.array(state["returns"])
         self._context = [dict(context) for context in state["context"]]
+        self._history.restore(state["history"])
         if self.return_scaler is not None and state["discounted"] is not None:
             self.return_scaler.discounted = np.array(state["discounted"])
         return [e for e in range(len(self.envs)) if not self._replay(e, state["envs"][e])]
@@ -264,5 +279,6 @@ class VectorSampler:
         first = np.asarray(self.envs[e].reset()[0])[None]
         self._obs[e] = self._normalise(first)[0]
         self._t[e], self._returns[e], self._context[e] = 0, 0.0, {}
+        self._history.forget([e])
         self._episode_ids[e] += 1
         return False

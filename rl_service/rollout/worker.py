@@ -18,13 +18,13 @@ from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 
-from custom_models.rllib_models import num_context_steps
+from custom_models.rllib_models import acting_context_length, num_context_steps
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes
 from rl_service.normalization import RunningMeanStd
-from rl_service.process import prepare_process
+from rl_service.process import prepare_process, spare_the_collector
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
 from rl_service.rollout.sampler import VectorSampler
 
@@ -51,6 +51,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             self._vector_sampler = self._build_sampler()
             if self.worker_index and ray.get_runtime_context().was_current_actor_reconstructed:
                 self._start_new_streams()
+        spare_the_collector()
 
     def _start_new_streams(self) -> None:
         """A worker that replaces a dead one would else play the same episodes once more."""
@@ -68,6 +69,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             policy.act,
             ActionSpec.from_space(policy.action_space),
             num_context_steps=num_context_steps(policy.view_requirements),
+            acting_context_length=acting_context_length(policy.view_requirements),
             obs_filter=self.filters.get(OBSERVATIONS),
             return_scaler=returns
             and ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma),

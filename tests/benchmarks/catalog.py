@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tests.benchmarks import (
     algorithms,
     critic,
+    language_model,
     memory,
     returns,
     sampling,
@@ -37,6 +38,7 @@ BENCHMARKS = {
         returns.measure, returns.tables, by_default=False, needs_stable_baselines3=True
     ),
     "critic": Benchmark(critic.measure, critic.tables),
+    "language_model": Benchmark(language_model.measure, language_model.tables),
     "sampling": Benchmark(sampling.measure, sampling.tables),
     "workers": Benchmark(workers.measure, workers.tables),
     "scaling": Benchmark(scaling.measure, scaling.tables),

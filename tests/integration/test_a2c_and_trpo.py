@@ -12,6 +12,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.configs import ModelConfig
 from custom_models.heads import distribution
+from docs.examples.train_from_python import train_policy
 from rl_service.algorithms import trpo
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.batch import build_learner_batch, compute_outputs
@@ -61,7 +62,7 @@ def test_one_a2c_update_equals_a_hand_computed_gradient_step(
     policy = algorithm.learner_policy
     batch = build_learner_batch(policy, sampled(algorithm))
     rows, actor = batch.actor, policy.net.actor
-    dist = distribution(policy.action_spec, actor(rows.obs))
+    dist = distribution(policy.action_spec, actor(rows.inputs))
     loss = -(rows.advantages * dist.log_prob(rows.actions)).mean()
     loss = loss - entropy_coeff * dist.entropy().mean()
     before = [p.detach().clone() for p in actor.parameters()]
@@ -119,7 +120,7 @@ def test_trpo_keeps_its_kl_limit_in_every_one_of_50_updates(
         stats = policy.update_actor(batch)
         with torch.no_grad():
             old = distribution(policy.action_spec, batch.actor.dist_inputs)
-            new = distribution(policy.action_spec, policy.net.actor(batch.actor.obs))
+            new = distribution(policy.action_spec, policy.net.actor(batch.actor.inputs))
             kl = float(old.kl(new).mean())  # type: ignore[arg-type]
         assert kl <= 1.05 * delta
         assert stats["mean_kl_loss"] == pytest.approx(kl, abs=1e-5)
@@ -153,7 +154,7 @@ def test_trpo_pulls_a_deviation_back_from_its_bound(build: Any) -> None:
     with torch.no_grad():
         head.log_std.fill_(2.0)  # the upper bound
         rows = batch.actor
-        at_bound = policy.net.actor(rows.obs)
+        at_bound = policy.net.actor(rows.inputs)
         mean = distribution(policy.action_spec, at_bound).mode()
         logp = distribution(policy.action_spec, at_bound).log_prob(mean)
     # The likeliest actions are the good ones: a smaller deviation would make them likelier yet.
@@ -220,3 +221,16 @@ def test_a_run_survives_a_killed_worker_and_leaves_a_bundle(
     observations = np.zeros((4, 3), np.float32)
     actions = load_bundle(run.bundle_path).act(observations, deterministic=True)
     assert actions.env_actions.shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model"), [("ppo", "llm_policy"), ("a2c", "mlp"), ("trpo", "mlp")]
+)
+def test_the_documented_example_solves_the_corridor(
+    algorithm: str, model: str, tmp_path: Path
+) -> None:
+    policy = load_bundle(
+        train_policy(algorithm, model, tmp_path, ["algorithm.train_batch_size=512"])
+    )
+    cells = np.arange(8, dtype=np.float32)[:, None] / 8
+    assert policy.act(cells, deterministic=True).env_actions.tolist() == [1] * 8

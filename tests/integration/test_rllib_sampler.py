@@ -10,18 +10,19 @@ import torch
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 from rl_service.algorithms.config import build_config
 from rl_service.algorithms.ppo import PPO, PPOPolicy
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
-from rl_service.rollout.fragments import COLUMNS, segment_ids
+from rl_service.rollout.fragments import ACTOR_INPUTS, COLUMNS, segment_ids
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 GPT2 = GPT2CriticConfig(context_length=6, n_head=2, n_embd=8)
+LLM = LLMPolicyConfig(context_length=3, n_layer=1, n_head=2, n_embd=8)
 
 
 def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int) -> Any:
@@ -43,6 +44,9 @@ def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int)
     return worker
 
 
+KEPT = {*COLUMNS, ACTOR_INPUTS} - {"eps_id"}
+
+
 def sorted_rows(batch: SampleBatch) -> dict[str, Any]:
     """Columns with episodes in an order that does not depend on their ids."""
     segments = segment_ids({name: np.asarray(batch[name]) for name in batch})
@@ -52,7 +56,7 @@ def sorted_rows(batch: SampleBatch) -> dict[str, Any]:
     order = np.concatenate(
         [np.flatnonzero(segments == segments[firsts[k]]) for k in np.argsort(_ranks(keys))]
     )
-    return {name: np.asarray(batch[name])[order] for name in COLUMNS if name != "eps_id"}
+    return {name: np.asarray(batch[name])[order] for name in batch if name in KEPT}
 
 
 def _ranks(keys: list[tuple[float, ...]]) -> Any:
@@ -62,7 +66,9 @@ def _ranks(keys: list[tuple[float, ...]]) -> Any:
     return ranks
 
 
-@pytest.mark.parametrize("model", [MLPConfig(), GPT2], ids=["mlp", "gpt2_critic"])
+@pytest.mark.parametrize(
+    "model", [MLPConfig(), GPT2, LLM], ids=["mlp", "gpt2_critic", "llm_policy"]
+)
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_rows_equal_those_of_rllibs_own_sampler(
@@ -76,6 +82,7 @@ def test_rows_equal_those_of_rllibs_own_sampler(
     actual_batches = [vector.sample() for _ in range(3)]  # the later ones start in mid-episode
     for expected, actual in zip(expected_batches, actual_batches, strict=True):
         expected, actual = sorted_rows(expected), sorted_rows(actual)
+        assert expected.keys() == actual.keys()
         for name, column in expected.items():
             np.testing.assert_allclose(actual[name], column, rtol=1e-5, atol=1e-6, err_msg=name)
 

@@ -13,6 +13,8 @@ PACKAGES = ("rl_service", "custom_models", "tune_configs")
 ORDER = [
     # The nets. Plain torch down to `nets`; only the two files after it know RLlib.
     ["custom_models.configs", "custom_models.spaces"],
+    ["custom_models.history", "custom_models.model_store"],
+    ["custom_models.actor", "custom_models.observation_text", "custom_models.language_model"],
     [
         "custom_models.critic",
         "custom_models.block_attention",
@@ -20,7 +22,7 @@ ORDER = [
         "custom_models.transformer",
         "custom_models.heads",
     ],
-    ["custom_models.mlp", "custom_models.gpt2_critic"],
+    ["custom_models.mlp", "custom_models.gpt2_critic", "custom_models.llm_policy"],
     ["custom_models.nets"],
     ["custom_models.rllib_models"],
     ["custom_models.registry"],
@@ -31,7 +33,13 @@ ORDER = [
     ["tune_configs"],
     ["rl_service.config"],
     ["rl_service.envs"],
-    ["rl_service.machine", "rl_service.pretrained", "rl_service.process", "rl_service.ray_session"],
+    [
+        "rl_service.base_models",
+        "rl_service.machine",
+        "rl_service.pretrained",
+        "rl_service.process",
+        "rl_service.ray_session",
+    ],
     ["rl_service.rollout"],
     ["rl_service.algorithms"],
     ["rl_service.policies"],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from custom_models.heads import Actor, distribution
+from custom_models.heads import FeedForwardActor, distribution
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.flat_optimizer import FlatParameters
 from rl_service.algorithms.trust_region import (
@@ -58,9 +58,9 @@ def test_nothing_to_solve_is_solved_at_once() -> None:
     assert solution.residual == 0.0
 
 
-def small_actor(spec: ActionSpec, log_std: str) -> Actor:
+def small_actor(spec: ActionSpec, log_std: str) -> FeedForwardActor:
     torch.manual_seed(1)
-    actor = Actor(
+    actor = FeedForwardActor(
         4,
         spec,
         hidden_sizes=(5,),

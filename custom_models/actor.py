@@ -1,0 +1,55 @@
+"""What every actor is: histories to inputs, inputs to an action distribution."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from custom_models.history import History
+
+
+class Actor(nn.Module):
+    """A policy's net in two parts, of which an update runs the second alone.
+
+    `encode` makes of what was seen at a step the *input* from which `forward` computes the
+    action distribution. What `encode` does, no gradient passes.
+    """
+
+    context_length: int = 1
+    """K: observations that it reads, the current one included."""
+    num_inputs: int | None = None
+    """Entries of a step's input; None if it is the current observation itself."""
+    input_dtype: Any = None
+    """numpy type of such an input."""
+
+    repeats_its_work: bool = True
+    """Whether `forward` does the same operations for all inputs of a shape, whatever they hold,
+    so that a GPU may record them."""
+
+    @abstractmethod
+    def encode(self, history: History) -> Tensor:
+        """Inputs (B, I) of B steps, on the device of the weights."""
+
+    @abstractmethod
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`dist_inputs` (B, num_dist_inputs) from inputs (B, I)."""
+
+    def trainable_state(self) -> dict[str, Tensor]:
+        """The weights that learning changes: all that rollout workers must be told."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The weights that a fresh actor of the same configuration has not: what to save."""
+        return {name: p.detach() for name, p in self.named_parameters()}
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Takes weights that `trainable_state` or `own_state` gave.
+
+        Raises:
+            RuntimeError: if they are of another net.
+        """
+        if weights.keys() not in (self.trainable_state().keys(), self.own_state().keys()):
+            raise RuntimeError("the actor's weights have other names than the given ones")
+        self.load_state_dict(weights, strict=False)

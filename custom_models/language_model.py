@@ -1,0 +1,163 @@
+"""Causal language models of transformers: loaded, shortened, and prepared for what is to learn."""
+
+from __future__ import annotations
+
+import string
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+)
+
+from custom_models.configs import LLMPolicyConfig
+from custom_models.model_store import find_model
+
+_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
+_NUM_POSITIONS = 1024
+"""Longest prompt of a model that is built here."""
+_RANDOM_WEIGHTS_SEED = 0
+
+
+def load_tokenizer(config: LLMPolicyConfig) -> Any:
+    """The tokenizer of a model's prompts.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or fetched model.
+    """
+    name = config.pretrained or config.tokenizer
+    if name is None:
+        return _character_tokenizer()
+    return AutoTokenizer.from_pretrained(find_model(name), local_files_only=True)
+
+
+def _character_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {character: i for i, character in enumerate(_CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, unk_token="?"
+    )
+
+
+def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
+    """The model itself, in evaluation mode, with gradients for what learns.
+
+    A model of which nothing learns is loaded once for the whole process.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or fetched model.
+    """
+    if config.finetune == "head":
+        return _frozen(config, vocabulary_size)
+    model = _load(config, vocabulary_size)
+    if config.finetune == "lora":
+        return _with_lora(model, config).eval()
+    if config.action_scoring == "head":  # then nothing is computed from the output's own weights
+        output, tied = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+        output.requires_grad_(output is tied)
+    return model.eval()
+
+
+@lru_cache(maxsize=1)
+def _frozen(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
+    return _load(config, vocabulary_size).requires_grad_(False).eval()
+
+
+def _load(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
+    # Only plain attention can be derived twice, as TRPO's Fisher products ask.
+    attention = {"attn_implementation": "sdpa" if config.finetune == "head" else "eager"}
+    if config.pretrained is None:
+        built = GPT2Config(
+            vocab_size=vocabulary_size,
+            n_positions=_NUM_POSITIONS,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_embd=config.n_embd,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        return _with_random_weights(built, attention)
+    model_config = _read_config(config.pretrained)
+    if config.num_layers is not None:
+        _shorten(model_config, config.num_layers)
+    if config.random_weights:
+        return _with_random_weights(model_config, attention)
+    return AutoModelForCausalLM.from_pretrained(
+        find_model(config.pretrained),
+        config=model_config,
+        local_files_only=True,
+        dtype=torch.float32,
+        **attention,
+    )
+
+
+def _shorten(model_config: Any, num_layers: int) -> None:
+    """Makes a configuration of transformers one of the first layers alone."""
+    model_config.num_hidden_layers = num_layers
+    kinds = getattr(model_config, "layer_types", None)
+    if kinds:
+        model_config.layer_types = kinds[:num_layers]
+
+
+def _with_random_weights(model_config: Any, attention: dict[str, str]) -> Any:
+    """The same weights in every process: rollout workers build their own, frozen or not."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_RANDOM_WEIGHTS_SEED)
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model_config, **attention
+        )
+
+
+def _with_lora(model: Any, config: LLMPolicyConfig) -> Any:
+    from peft import LoraConfig, get_peft_model  # takes seconds to import
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    kind = model.config.model_type
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft asks transformers for something by its old name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        torch.manual_seed(_RANDOM_WEIGHTS_SEED)
+        return get_peft_model(
+            model,
+            LoraConfig(
+                r=config.lora_rank,
+                lora_alpha=config.lora_alpha,
+                target_modules=None if kind in KNOWN else "all-linear",
+                fan_in_fan_out=kind == "gpt2",  # its layers hold their weights transposed
+            ),
+        )
+
+
+def num_positions(config: LLMPolicyConfig) -> int | None:
+    """Longest prompt that a model reads, in tokens; None if it does not say.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or fetched model.
+    """
+    if config.pretrained is None:
+        return _NUM_POSITIONS
+    return getattr(_read_config(config.pretrained), "max_position_embeddings", None)
+
+
+def num_layers(config: LLMPolicyConfig) -> int:
+    """Layers that there are to keep.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or fetched model.
+    """
+    if config.pretrained is None:
+        return config.n_layer
+    return int(_read_config(config.pretrained).num_hidden_layers)
+
+
+def _read_config(name: str) -> Any:
+    return AutoConfig.from_pretrained(find_model(name), local_files_only=True)

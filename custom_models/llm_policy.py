@@ -1,0 +1,240 @@
+"""An actor that reads its observations as text: a causal language model and a head.
+
+The last token's hidden state goes through two small layers to the action distribution, or each
+discrete action's text is scored as a continuation of the prompt (TWOSOME, arXiv 2401.14151). What
+the learner needs of a step is its *input*: the hidden state where the language model is frozen,
+which then never runs in an update; else the prompt's tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from custom_models.actor import Actor
+from custom_models.configs import LLMPolicyConfig
+from custom_models.heads import CategoricalHead, GaussianHead, feed_forward
+from custom_models.history import History
+from custom_models.language_model import load_language_model, load_tokenizer
+from custom_models.observation_text import PADDING, PromptWriter
+from custom_models.spaces import ActionSpec
+
+_CUE = "\nAction:"
+"""Stands between the observation and the text of an action that is scored."""
+_MEAN_SCALE = 0.1
+"""Of the Gaussian mean's weights at the start, as the seed has it."""
+
+
+class LLMActor(Actor):
+    """Histories -> inputs -> `dist_inputs` (B, num_dist_inputs).
+
+    Raises:
+        FileNotFoundError: if the language model is not there.
+        ValueError: if its tokenizer cannot write numbers, or actions that are no numbers are to
+            be scored by their text.
+    """
+
+    def __init__(
+        self, config: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.context_length = config.context_length
+        tokenizer = load_tokenizer(config)
+        self.writer = build_writer(config, tokenizer, observation_size, action_spec)
+        self.language_model: Any = load_language_model(config, len(tokenizer))
+        self.is_frozen = config.finetune == "head"
+        width: int = self.language_model.get_input_embeddings().weight.shape[1]
+        self.repeats_its_work = self.is_frozen
+        self.num_inputs: int = width if self.is_frozen else self.writer.max_tokens
+        """Entries of a step's input."""
+        self.input_dtype = np.float32 if self.is_frozen else np.int32
+        self._task_cache: Any = None
+        if config.action_scoring == "tokens":
+            self._actions = _padded(self.writer.action_tokens())  # (A, L)
+            return
+        self.body = feed_forward(
+            width, config.hidden_sizes, config.activation, config.activate_last
+        )
+        features = config.hidden_sizes[-1] if config.hidden_sizes else width
+        self.head: nn.Module
+        if action_spec.kind == "discrete":
+            self.head = CategoricalHead(features, action_spec.size)
+        else:
+            self.head = GaussianHead(
+                features, action_spec.size, config.log_std, config.log_std_init
+            )
+            _start_as_the_seed(self.head.mean)
+
+    def train(self, mode: bool = True) -> LLMActor:
+        """The language model never drops anything out: a policy is one function."""
+        super().train(mode)
+        self.language_model.eval()
+        return self
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What differs from the pretrained model, if there is one."""
+        from_folder = self.config.pretrained is not None and not self.config.random_weights
+        return self.trainable_state() if from_folder else super().own_state()
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.language_model.get_input_embeddings().weight.device
+        return device
+
+    @torch.no_grad()
+    def encode(self, history: History) -> Tensor:
+        """The inputs (B, num_inputs) of B steps: one batched call of a frozen language model."""
+        tokens = torch.from_numpy(self.writer.prompts(history)).to(self._device)
+        if self.is_frozen:  # and shared with other actors, maybe on another device
+            return self._last_hidden(tokens).to(next(self.head.parameters()).device)
+        return F.pad(tokens, (self.num_inputs - tokens.shape[1], 0), value=PADDING)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`dist_inputs` of B steps from their inputs (B, num_inputs)."""
+        if self.config.action_scoring == "tokens":
+            return self._in_micro_batches(self._action_scores, inputs)
+        features = inputs if self.is_frozen else self._in_micro_batches(self._last_hidden, inputs)
+        dist_inputs: Tensor = self.head(self.body(features))
+        return dist_inputs
+
+    def _in_micro_batches(self, read: Any, tokens: Tensor) -> Tensor:
+        """Activations of one micro-batch at a time are kept for the gradient."""
+        there = (tokens != PADDING).any(0)
+        tokens = tokens[:, int(there.int().argmax()) :]  # what is padding for all
+        parts = tokens.split(self.config.micro_batch_size)
+        if len(parts) == 1 or not torch.is_grad_enabled():
+            return torch.cat([read(part) for part in parts])
+        return torch.cat([checkpoint(read, part, use_reentrant=False) for part in parts])
+
+    def _last_hidden(self, tokens: Tensor) -> Tensor:
+        """Hidden states (B, C) of the last tokens of prompts (B, T)."""
+        hidden: Tensor = self._read(tokens).last_hidden_state[:, -1]
+        return hidden.float()
+
+    def _read(self, tokens: Tensor, *, keep_cache: bool = False) -> Any:
+        """Passes prompts (B, T) through the model, after the task that they share."""
+        task = self.writer.task_tokens
+        cache = None
+        if task and torch.is_grad_enabled():
+            prefix = torch.tensor(task, device=tokens.device, dtype=tokens.dtype)
+            tokens = torch.cat([prefix.expand(len(tokens), -1), tokens], dim=1)
+        elif task:
+            cache = self._task_read(tokens.device)
+            cache.batch_repeat_interleave(len(tokens))
+        mask = tokens != PADDING
+        if cache is not None:
+            mask = torch.cat([mask.new_ones(len(mask), len(task)), mask], dim=1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        return self._trunk(
+            input_ids=tokens.clamp(min=0).long(),
+            attention_mask=mask.long(),
+            position_ids=positions,
+            cache=cache,
+            use_cache=keep_cache or cache is not None,
+        )
+
+    @property
+    def _trunk(self) -> Any:
+        """The model below its vocabulary."""
+        causal = self.language_model
+        if self.config.finetune == "lora":
+            causal = causal.get_base_model()
+        return causal.base_model
+
+    def _task_read(self, device: torch.device) -> Any:
+        """Keys and values of the task, read once while nothing learns."""
+        if self._task_cache is None or not self.is_frozen:
+            with torch.inference_mode(False), torch.no_grad():  # to be used outside, too
+                tokens = torch.tensor([self.writer.task_tokens], device=device)
+                self._task_cache = self._trunk(input_ids=tokens, use_cache=True).past_key_values
+        return copy.deepcopy(self._task_cache)
+
+    def _action_scores(self, tokens: Tensor) -> Tensor:
+        """Mean log-probability (B, A) of the tokens of each action's text after the prompt.
+
+        The prompt is read once; texts of several tokens go on from its keys and values.
+        """
+        actions = self._actions.to(tokens.device)  # (A, L)
+        num_actions, length = actions.shape
+        read = self._read(tokens, keep_cache=length > 1)
+        first = self._log_probs(read.last_hidden_state[:, -1])  # (B, vocabulary)
+        scores = first[:, actions[:, 0]]  # (B, A)
+        lengths = (actions != PADDING).sum(1)  # (A,)
+        if length > 1:
+            read.past_key_values.batch_repeat_interleave(num_actions)
+            scores = scores + self._later_scores(tokens, actions, read.past_key_values)
+        return scores / lengths
+
+    def _later_scores(self, tokens: Tensor, actions: Tensor, cache: Any) -> Tensor:
+        """Summed log-probability (B, A) of each text's tokens after its first."""
+        batch, num_actions = len(tokens), len(actions)
+        given, asked = actions[:, :-1], actions[:, 1:]  # (A, L-1)
+        mask = F.pad(
+            tokens != PADDING, (cache.get_seq_length() - tokens.shape[1], 0), value=True
+        ).repeat_interleave(num_actions, 0)
+        given_mask = (given != PADDING).repeat(batch, 1)  # (B*A, L-1)
+        positions = mask.sum(1, keepdim=True) + torch.arange(given.shape[1], device=mask.device)
+        hidden = self._trunk(
+            input_ids=given.clamp(min=0).long().repeat(batch, 1),
+            attention_mask=torch.cat([mask, given_mask], dim=1).long(),
+            position_ids=positions,
+            cache=cache,
+            use_cache=True,
+        ).last_hidden_state
+        wanted = asked.clamp(min=0).long().repeat(batch, 1).unsqueeze(-1)  # (B*A, L-1, 1)
+        found = self._log_probs(hidden).gather(-1, wanted).squeeze(-1)
+        found = found.masked_fill((asked == PADDING).repeat(batch, 1), 0.0)
+        return found.sum(1).view(batch, num_actions)
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        """Of the next token, (..., vocabulary)."""
+        return F.log_softmax(self.language_model.get_output_embeddings()(hidden).float(), dim=-1)
+
+
+def build_writer(
+    config: LLMPolicyConfig, tokenizer: Any, observation_size: int, action_spec: ActionSpec
+) -> PromptWriter:
+    """The writer of a model's prompts.
+
+    Raises:
+        ValueError: if the tokenizer cannot write numbers, or settings and actions do not fit.
+    """
+    if config.action_scoring == "tokens" and action_spec.kind != "discrete":
+        raise ValueError("model.action_scoring=tokens needs discrete actions; use head")
+    if config.action_names and len(config.action_names) != action_spec.size:
+        raise ValueError(
+            f"model.action_names has {len(config.action_names)} names for {action_spec.size} "
+            f"{action_spec.kind} actions"
+        )
+    return PromptWriter(
+        tokenizer,
+        observation_size,
+        action_spec,
+        context_length=config.context_length,
+        decimals=config.decimals,
+        separator=config.separator,
+        task=config.task,
+        action_names=config.action_names,
+        cue=_CUE if config.action_scoring == "tokens" else "",
+    )
+
+
+def _padded(rows: list[list[int]]) -> Tensor:
+    """(N, L) of rows, filled with `PADDING` on the right."""
+    return nn.utils.rnn.pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=PADDING
+    )
+
+
+@torch.no_grad()
+def _start_as_the_seed(mean: nn.Linear) -> None:
+    mean.reset_parameters()
+    mean.weight.mul_(_MEAN_SCALE)
+    mean.bias.zero_()

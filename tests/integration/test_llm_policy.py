@@ -1,0 +1,236 @@
+"""The language model as the policy inside real training: every algorithm, resume, bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from custom_models.configs import LLMPolicyConfig
+from custom_models.history import History
+from custom_models.language_model import load_language_model, load_tokenizer
+from rl_service.checks import check_settings
+from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
+from rl_service.errors import BundleError
+from rl_service.policies import load_bundle
+from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, context_rows, segment_ids
+from rl_service.runs import Run
+from rl_service.training import train
+from tests.base_models import gpt2_tokenizer_folder
+from tests.recorder import Recorder
+from tests.small_runs import assert_resume_is_exact, small_settings
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+SMALL = LLMPolicyConfig(
+    hidden_sizes=(16,), critic_hidden_sizes=(16,), n_layer=1, n_head=2, n_embd=16, context_length=2
+)
+LORA = SMALL.model_copy(update={"finetune": "lora"})
+FULL = SMALL.model_copy(update={"finetune": "full", "micro_batch_size": 16})
+TOKENS = FULL.model_copy(update={"action_scoring": "tokens", "context_length": 1})
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `rl-service models fetch` makes them: random weights, the GPT-2 tokenizer."""
+    folder = tmp_path_factory.mktemp("base")
+    config = SMALL.model_copy(
+        update={"tokenizer": str(gpt2_tokenizer_folder()), "finetune": "full", "n_layer": 3}
+    )
+    tokenizer = load_tokenizer(config)
+    load_language_model(config, len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def on(base_model: Path, **changes: Any) -> LLMPolicyConfig:
+    """A policy on the first two layers of the base model."""
+    keep = {"hidden_sizes": (16,), "critic_hidden_sizes": (16,), "num_layers": 2}
+    return LLMPolicyConfig(pretrained=str(base_model), **keep, **changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "algorithm", "env", "workers"),
+    [
+        (SMALL, PPOSettings, "CartPole-v1", 2),
+        (SMALL, A2CSettings, "Pendulum-v1", 0),
+        (SMALL, TRPOSettings, "Pendulum-v1", 0),
+        (LORA, PPOSettings, "Pendulum-v1", 2),
+        (LORA, TRPOSettings, "CartPole-v1", 0),
+        (FULL, A2CSettings, "CartPole-v1", 0),
+        (FULL, TRPOSettings, "Pendulum-v1", 0),
+        (TOKENS, PPOSettings, "CartPole-v1", 0),
+        (TOKENS, TRPOSettings, "CartPole-v1", 0),
+    ],
+    ids=lambda value: getattr(value, "finetune", None) or getattr(value, "__name__", str(value)),
+)
+def test_every_way_of_learning_trains_with_every_algorithm(
+    model: LLMPolicyConfig,
+    algorithm: type[OnPolicySettings],
+    env: str,
+    workers: int,
+    tmp_path: Path,
+) -> None:
+    settings = small_settings(
+        model, env=env, workers=workers, iterations=2, algorithm=algorithm, output_dir=tmp_path
+    )
+    run, recorder = Run.create(settings, command=[]), Recorder()
+    result = train(settings, observer=recorder, run=run)
+    assert (result.status, result.env_steps) == ("finished", 256)
+    if algorithm is TRPOSettings:
+        assert max(row["mean_kl_loss"] for row in recorder.rows) <= 1.05 * 0.01
+        assert any(row["step_accepted"] for row in recorder.rows)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_inputs_that_rollout_ships_are_those_of_the_steps_themselves(env: str, build: Any) -> None:
+    """Cached features equal recomputed ones, and context is of the same episode alone."""
+    algorithm = build(small_settings(SMALL, env=env))
+    policy = algorithm.learner_policy
+    algorithm.env_runner.sample(30)  # later fragments start in mid-episode
+    batch = {name: np.asarray(c) for name, c in algorithm.env_runner.sample(40).items()}
+    segments = segment_ids(batch)
+    assert not context_rows(batch, segments).any()  # its critic asks for none
+    checked = 0
+    for row in np.flatnonzero(batch[LOSS_MASK]):
+        first = batch["t"][row] == 0
+        if not first and segments[row - 1] != segments[row]:
+            continue  # the step before was in the last fragment
+        before = row if first else row - 1
+        obs = batch["obs"][[before, row]]
+        history = History(obs[None], batch["actions"][[before]][None], np.array([int(not first)]))
+        again = policy.net.actor.encode(history)[0].numpy()
+        np.testing.assert_allclose(batch[ACTOR_INPUTS][row], again, rtol=0, atol=1e-5)
+        checked += 1
+    assert checked >= 76
+
+
+@pytest.mark.parametrize(
+    ("model", "algorithm", "workers"),
+    [(SMALL, PPOSettings, 2), (LORA, A2CSettings, 0), (FULL, TRPOSettings, 0)],
+    ids=["head", "lora", "full"],
+)
+def test_resumed_training_equals_unbroken_training(
+    model: LLMPolicyConfig,
+    algorithm: type[OnPolicySettings],
+    workers: int,
+    tmp_path: Path,
+    build: Any,
+) -> None:
+    settings = small_settings(model, workers=workers, algorithm=algorithm, env="CartPole-v1")
+    assert_resume_is_exact(build, settings, tmp_path, 1)
+
+
+def test_weights_that_never_change_do_not_travel(build: Any) -> None:
+    algorithm = build(small_settings(SMALL))
+    names = set(algorithm.learner_policy.get_weights())
+    assert names == {n for n in algorithm.learner_policy.net.actor.state_dict() if "body" in n} | {
+        "head.mean.weight",
+        "head.mean.bias",
+        "head.log_std",
+    }
+
+
+@pytest.mark.parametrize("finetune", ["head", "lora"])
+def test_a_bundle_holds_what_differs_from_its_base_model(
+    finetune: str, base_model: Path, build: Any, tmp_path: Path
+) -> None:
+    settings = small_settings(
+        on(base_model, finetune=finetune), iterations=1, output_dir=tmp_path, env="CartPole-v1"
+    )
+    run = Run.create(settings, command=[])
+    result = train(settings, observer=Recorder(), run=run)
+    assert result.policy is not None
+    policy = load_bundle(result.policy)
+    assert policy.spec.base_model is not None
+    assert policy.spec.base_model.name == str(base_model)
+    base_bytes = (base_model / "model.safetensors").stat().st_size
+    assert (run.bundle_path / "policy.safetensors").stat().st_size < base_bytes / 10
+    obs = np.zeros((3, 4), np.float32)
+    assert policy.act(obs, deterministic=True).actions.shape == (3,)
+
+
+def test_a_bundle_refuses_another_base_model(base_model: Path, tmp_path: Path, build: Any) -> None:
+    import shutil
+
+    own = tmp_path / "own_base"
+    shutil.copytree(base_model, own)
+    settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
+    run = Run.create(settings, command=[])
+    train(settings, observer=Recorder(), run=run)
+    weights = (own / "model.safetensors").read_bytes()
+    (own / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(BundleError, match="was trained on another base model"):
+        load_bundle(run.bundle_path)
+    shutil.rmtree(own)
+    with pytest.raises(BundleError, match="needs the base model"):
+        load_bundle(run.bundle_path)
+
+
+def test_a_prompt_beyond_the_models_positions_is_refused_before_anything_starts() -> None:
+    settings = small_settings(SMALL.model_copy(update={"context_length": 60}))
+    problems = check_settings(settings)
+    assert len(problems) == 1
+    assert "takes up to" in problems[0]
+    assert "reads 1024; lower model.context_length" in problems[0]
+
+
+def test_more_layers_than_there_are_and_a_missing_model_are_refused(base_model: Path) -> None:
+    model = on(base_model).model_copy(update={"num_layers": 4})
+    assert check_settings(small_settings(model)) == [
+        f"model.num_layers=4, and {base_model} has 3 layers; use at most 3"
+    ]
+    missing = on(Path("no/such/model"))
+    (problem,) = check_settings(small_settings(missing))
+    assert "no/such/model" in problem
+
+
+def test_random_weights_keep_the_sizes_and_are_the_same_everywhere(base_model: Path) -> None:
+    config = on(base_model, random_weights=True, finetune="full")
+    size = len(load_tokenizer(config))
+    first, second = (load_language_model(config, size).state_dict() for _ in range(2))
+    pretrained = load_language_model(on(base_model, finetune="full"), size).state_dict()
+    assert first.keys() == pretrained.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    wte = "transformer.wte.weight"
+    assert not torch.equal(first[wte], pretrained[wte])
+
+
+def test_a_policy_with_context_plays_as_it_was_sampled(build: Any) -> None:
+    """Evaluation keeps the history: its inputs are the sampler's, step by step."""
+    from rl_service.evaluation import evaluate
+    from rl_service.policies.runner import PolicyRunner
+
+    settings = small_settings(SMALL, env="CartPole-v1")
+    algorithm = build(settings)
+    policy = algorithm.learner_policy
+    seen: list[History] = []
+    encode = policy.net.actor.encode
+
+    def recording(history: History) -> torch.Tensor:
+        seen.append(History(*(np.array(column) for column in history)))
+        return encode(history)
+
+    policy.net.actor.encode = recording
+    runner = PolicyRunner(
+        policy.net.actor, policy.observation_space.shape, policy.action_spec, None
+    )
+    result = evaluate(runner, settings.env, num_episodes=1, seed=3)
+    env = gym.make("CartPole-v1", max_episode_steps=50)
+    obs, _ = env.reset(seed=3)
+    assert len(seen) == result.lengths[0]
+    previous = None
+    for history in seen:
+        np.testing.assert_allclose(history.obs[0, -1], obs, rtol=0, atol=1e-6)
+        assert history.num_steps[0] == (0 if previous is None else 1)
+        if previous is not None:
+            np.testing.assert_allclose(history.obs[0, 0], previous[0], rtol=0, atol=1e-6)
+            assert history.actions[0, 0] == previous[1]
+        with torch.no_grad():
+            action = int(policy.net.actor(encode(history)).argmax())
+        previous = (obs, action)
+        obs, *_ = env.step(action)
