@@ -22,7 +22,7 @@ from typing import Any
 
 from custom_models.model_store import CONFIG_FILE, STORE_VARIABLE, store_folder
 from rl_service.config.text import nearest, one_line
-from rl_service.errors import OutputError, RLServiceError, SettingsError
+from rl_service.errors import BaseModelError, SettingsError
 from rl_service.files import output_errors, sync_to_disk
 
 CONVERTERS = {"gguf": "gguf>=0.17,<1", "accelerate": "accelerate>=1.10,<2"}
@@ -30,10 +30,6 @@ CONVERTERS = {"gguf": "gguf>=0.17,<1", "accelerate": "accelerate>=1.10,<2"}
 
 _GPT2_CONTEXT = 1024  # tokens
 _NO_CONNECTION = re.compile(r"connection broken|Max retries exceeded|timed out|Could not fetch URL")
-
-
-class BaseModelError(RLServiceError):
-    """A base model cannot be fetched or converted."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def fetch(name: str, *, on_message: Callable[[str], None]) -> Path:
     folder = store / name
     if not _is_whole(folder, source):
         _check_converters(name, source)
-        with _store_errors(folder):
+        with output_errors(folder, f"mend that or name another store in {STORE_VARIABLE}"):
             store.mkdir(parents=True, exist_ok=True)
             with _one_process(store / f".{name}.lock"):
                 if not _is_whole(folder, source):  # another process may have been first
@@ -123,19 +119,6 @@ def _check_converters(name: str, source: BaseModelSource) -> None:
             f"{name} cannot be converted without the package {' and '.join(missing)}; "
             f"run `python -m pip install {requirements}`"
         )
-
-
-@contextlib.contextmanager
-def _store_errors(folder: Path) -> Iterator[None]:
-    """Like `output_errors`, with the remedy that fits the store, which no flag names."""
-    try:
-        with output_errors(folder):
-            yield
-    except OutputError as error:
-        what_and_why = str(error).rpartition("; ")[0]
-        raise OutputError(
-            f"{what_and_why}; mend that or name another store in {STORE_VARIABLE}"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── CheckpointError        a missing, truncated or foreign checkpoint
 ├── BundleError            a missing, truncated or foreign policy bundle
 ├── ObservationError       an observation that a policy cannot read
+├── BaseModelError         a base model that cannot be fetched or converted
 ├── OutputError            a folder that cannot be written, a full disk
 └── ResourceError          more CPUs or GPUs than there are
 TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
@@ -40,6 +41,10 @@ class BundleError(RLServiceError):
 
 class ObservationError(RLServiceError):
     """An observation has another shape than the policy reads, or is not finite."""
+
+
+class BaseModelError(RLServiceError):
+    """A base model cannot be fetched or converted."""
 
 
 class OutputError(RLServiceError):

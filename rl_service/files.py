@@ -19,8 +19,12 @@ _FULL_DISK = re.compile(r"No space left|StorageFull|os error (28|27|122)\b|code:
 
 
 @contextlib.contextmanager
-def output_errors(path: Path) -> Iterator[None]:
+def output_errors(path: Path, remedy: str | None = None) -> Iterator[None]:
     """Turns a failure to write `path` into an OutputError of one line.
+
+    Args:
+        path: what is being written.
+        remedy: what to do about it; None: choose another output folder.
 
     Raises:
         OutputError: if the block fails to write.
@@ -28,11 +32,13 @@ def output_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {_reason(error)}; {_remedy(error)}") from error
+        what_to_do = remedy or _remedy(error)
+        raise OutputError(f"cannot write {path}: {_reason(error)}; {what_to_do}") from error
     except Exception as error:
         if not _FULL_DISK.search(str(error)):
             raise
-        raise OutputError(f"cannot write {path}: the disk is full; {_FREE_SPACE}") from error
+        what_to_do = remedy or _FREE_SPACE
+        raise OutputError(f"cannot write {path}: the disk is full; {what_to_do}") from error
 
 
 def write_atomic(path: Path, text: str) -> None:

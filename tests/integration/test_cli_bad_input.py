@@ -43,7 +43,7 @@ def refusals(*arguments: str, cwd: Path) -> list[str]:
     ("arguments", "parts"),
     [
         ("-e LunrLander-v3", ["LunrLander-v3 is unknown", "did you mean LunarLander-v3?"]),
-        ("-m gpt3", ["unknown model gpt3", "known: gpt2_critic, mlp"]),
+        ("-m gpt3", ["unknown model gpt3", "known: gpt2_critic, llm_policy, mlp"]),
         ("-a a3c", ["unknown algorithm a3c", "known: a2c, ppo, trpo"]),
         ("--set algorithm.gama=1", ["unknown setting algorithm.gama", "algorithm.gamma?"]),
         ("--set algorithm.actor_lr=-1", ["algorithm.actor_lr=-1", "greater than 0"]),

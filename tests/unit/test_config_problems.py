@@ -34,7 +34,7 @@ def test_an_unknown_key_leads_to_the_nearest_one(override: str, hint: str) -> No
 
 
 def test_a_key_of_another_model_says_whose_it_is() -> None:
-    [problem] = problems("model.context_length=3", model="mlp")
+    [problem] = problems("model.max_timesteps=3", model="mlp")
     assert "it is a setting of the model gpt2_critic, and this run's model is mlp" in problem
 
 
@@ -109,8 +109,8 @@ def test_an_override_of_an_unknown_group_names_the_nearest() -> None:
 
 def test_unknown_names_list_the_known_ones() -> None:
     assert problems(model="gpt_critic") == [
-        "unknown model gpt_critic; did you mean gpt2_critic? known: gpt2_critic, mlp, ppo_ex, "
-        "ppo_gpt"
+        "unknown model gpt_critic; did you mean gpt2_critic? known: gpt2_critic, llm_policy, "
+        "mlp, ppo_ex, ppo_gpt"
     ]
     assert problems(algorithm="a3c") == [
         "unknown algorithm a3c; did you mean a2c? known: a2c, ppo, trpo"

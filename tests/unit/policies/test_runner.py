@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from custom_models.actor import Actor
+from custom_models.history import History
 from custom_models.spaces import ActionSpec
 from rl_service.errors import ObservationError
 from rl_service.normalization import ObservationNormalizer
@@ -18,26 +20,33 @@ from rl_service.policies import PolicyRunner
 TORQUE = ActionSpec("box", 2, shape=(2,), low=(-2.0, 0.0), high=(2.0, 4.0))
 
 
-class FixedActor(nn.Module):
+class ObservationActor(Actor):
+    """Reads the current observation as it is."""
+
+    def encode(self, history: History) -> torch.Tensor:
+        return torch.from_numpy(history.obs[:, -1])
+
+
+class FixedActor(ObservationActor):
     """Answers the same numbers to every observation."""
 
     def __init__(self, *dist_inputs: float) -> None:
         super().__init__()
         self.dist_inputs = nn.Parameter(torch.tensor(dist_inputs))
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.dist_inputs.repeat(len(obs), 1)
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.dist_inputs.repeat(len(inputs), 1)
 
 
-class EchoActor(nn.Module):
+class EchoActor(ObservationActor):
     """Answers the observation itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs * self.scale
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.scale
 
 
 def discrete(num_actions: int, start: int = 0) -> ActionSpec:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from ray.rllib.policy.sample_batch import SampleBatch
 
+from custom_models.history import History
 from custom_models.spaces import ActionSpec
 from rl_service.envs.episodes import SeededEpisodes
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
@@ -45,16 +46,18 @@ def build(
 ) -> VectorSampler:
     calls = iter(range(10**6))
 
-    def act(obs: npt.NDArray[np.float32]) -> Acted:
-        call = next(calls)
-        actions = np.full(len(obs), call % 2, np.int64)
-        return Acted(actions, np.zeros(len(obs), np.float32), np.zeros((len(obs), 2), np.float32))
+    def act(history: History) -> Acted:
+        call, num_envs = next(calls), len(history.obs)
+        actions = np.full(num_envs, call % 2, np.int64)
+        zeros = np.zeros((num_envs, 2), np.float32)
+        return Acted(actions, zeros[:, 0], zeros, None)
 
     return VectorSampler(
         [SeededEpisodes(env, 7, 1, i) for i, env in enumerate(envs)],
         act,
         ActionSpec.from_space(Counter.action_space),
         num_context_steps=context,
+        acting_context_length=1,
         obs_filter=kwargs.get("obs_filter"),
         return_scaler=scaler,
         worker_index=1,
@@ -137,7 +140,8 @@ def test_going_on_from_a_state_equals_never_having_stopped() -> None:
     assert resumed.return_scaler is not None
     resumed.return_scaler.filter.sync(stats)
     assert resumed.restore(state) == []
-    resumed._act(np.zeros((2, 2), np.float32))  # this act counts its calls: 9 came before
+    history = resumed._history.observed(np.zeros((2, 2), np.float32))
+    resumed._act(history)  # this act counts its calls: 9 came before
     actual = resumed.sample(9)
     for name in expected:
         assert np.array_equal(actual[name], expected[name]), name
