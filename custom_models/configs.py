@@ -168,5 +168,10 @@ class LLMPolicyConfig(_NetConfig):
     def acting_context_length(self) -> int:
         return self.context_length
 
+    @property
+    def base_model(self) -> str | None:
+        """What its weights or its tokenizer come from; None if all is built here."""
+        return self.pretrained or self.tokenizer
+
 
 ModelConfig = Annotated[MLPConfig | GPT2CriticConfig | LLMPolicyConfig, Field(discriminator="name")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import warnings
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 from custom_models.configs import LLMPolicyConfig
-from custom_models.model_store import find_model
+from custom_models.model_store import find_model, fingerprint
 
 _CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 _NUM_POSITIONS = 1024
@@ -51,13 +52,16 @@ def _character_tokenizer() -> PreTrainedTokenizerFast:
 def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
     """The model itself, in evaluation mode, with gradients for what learns.
 
-    A model of which nothing learns is loaded once for the whole process.
+    A pretrained model of which nothing learns is loaded once for the whole process.
 
     Raises:
         FileNotFoundError: if there is no such folder or fetched model.
     """
     if config.finetune == "head":
-        return _frozen(config, vocabulary_size)
+        if config.pretrained is None or config.random_weights:
+            return _load(config, vocabulary_size).requires_grad_(False).eval()
+        folder = find_model(config.pretrained)
+        return _frozen(folder, fingerprint(folder), config.num_layers)
     model = _load(config, vocabulary_size)
     if config.finetune == "lora":
         return _with_lora(model, config).eval()
@@ -68,8 +72,10 @@ def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _frozen(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
-    return _load(config, vocabulary_size).requires_grad_(False).eval()
+def _frozen(folder: Path, sha256: str, num_layers: int | None) -> Any:
+    """Of a folder as it is: `sha256` keeps apart what has lain there at different times."""
+    config = LLMPolicyConfig(pretrained=str(folder), num_layers=num_layers)
+    return _load(config, 0).requires_grad_(False).eval()
 
 
 def _load(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
@@ -95,6 +101,7 @@ def _load(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
         find_model(config.pretrained),
         config=model_config,
         local_files_only=True,
+        use_safetensors=True,  # no pickle, and nothing that the fingerprint leaves out
         dtype=torch.float32,
         **attention,
     )
@@ -113,7 +120,7 @@ def _with_random_weights(model_config: Any, attention: dict[str, str]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_RANDOM_WEIGHTS_SEED)
         return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            model_config, **attention
+            model_config, dtype=torch.float32, **attention
         )
 
 

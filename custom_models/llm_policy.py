@@ -83,6 +83,20 @@ class LLMActor(Actor):
         from_folder = self.config.pretrained is not None and not self.config.random_weights
         return self.trainable_state() if from_folder else super().own_state()
 
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """As for every actor; a frozen model with random weights must have come out the same.
+
+        Raises:
+            RuntimeError: if the weights are of another net, or the frozen ones of another release
+                of torch or transformers: rollout workers, which are not sent them, would differ.
+        """
+        own = dict(self.named_parameters())
+        for name, weight in weights.items():
+            p = own.get(name)
+            if p is not None and not p.requires_grad and not torch.equal(p.cpu(), weight.cpu()):
+                raise RuntimeError(f"the frozen random weight {name} is another one here")
+        super().load(weights)
+
     @property
     def _device(self) -> torch.device:
         device: torch.device = self.language_model.get_input_embeddings().weight.device
@@ -153,7 +167,7 @@ class LLMActor(Actor):
         if self._task_cache is None or not self.is_frozen:
             with torch.inference_mode(False), torch.no_grad():  # to be used outside, too
                 tokens = torch.tensor([self.writer.task_tokens], device=device)
-                self._task_cache = self._trunk(input_ids=tokens, use_cache=True).past_key_values
+                self._task_cache = self._trunk(input_ids=tokens, use_cache=True).cache
         return copy.deepcopy(self._task_cache)
 
     def _action_scores(self, tokens: Tensor) -> Tensor:
@@ -168,8 +182,8 @@ class LLMActor(Actor):
         scores = first[:, actions[:, 0]]  # (B, A)
         lengths = (actions != PADDING).sum(1)  # (A,)
         if length > 1:
-            read.past_key_values.batch_repeat_interleave(num_actions)
-            scores = scores + self._later_scores(tokens, actions, read.past_key_values)
+            read.cache.batch_repeat_interleave(num_actions)
+            scores = scores + self._later_scores(tokens, actions, read.cache)
         return scores / lengths
 
     def _later_scores(self, tokens: Tensor, actions: Tensor, cache: Any) -> Tensor:
@@ -208,7 +222,8 @@ def build_writer(
     """
     if config.action_scoring == "tokens" and action_spec.kind != "discrete":
         raise ValueError("model.action_scoring=tokens needs discrete actions; use head")
-    if config.action_names and len(config.action_names) != action_spec.size:
+    expected = ("discrete", len(config.action_names))
+    if config.action_names and (action_spec.kind, action_spec.size) != expected:
         raise ValueError(
             f"model.action_names has {len(config.action_names)} names for {action_spec.size} "
             f"{action_spec.kind} actions"

@@ -18,7 +18,16 @@ KNOWN = ("smollm2-135m", "gpt2-tokenizer")
 
 CONFIG_FILE = "config.json"
 _WEIGHTS = "*.safetensors"
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
+_OTHER_FILES = (
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
 _CHUNK_BYTES = 2**20
 
 _FileVersion = tuple[Path, int, int]  # path, modification time in ns, size in bytes
@@ -57,14 +66,14 @@ def find_model(name: str) -> Path:
 def fingerprint(folder: Path) -> str:
     """SHA-256, hexadecimal, of what decides the outputs of the model in a folder.
 
-    That is names and contents of `config.json`, `*.safetensors`, `tokenizer.json`, `vocab.json`
-    and `merges.txt`, as far as they are there. A process reads the files again only if their
+    That is names and contents of its configuration, its safetensors weights and its tokenizer's
+    files, as far as they are there. A process reads the files again only if their
     times or sizes change.
 
     Raises:
         OSError: if a file cannot be read.
     """
-    paths = [*folder.glob(_WEIGHTS), *(folder / name for name in (CONFIG_FILE, *_TOKENIZER_FILES))]
+    paths = [*folder.glob(_WEIGHTS), *(folder / name for name in (CONFIG_FILE, *_OTHER_FILES))]
     files = sorted((path for path in paths if path.is_file()), key=lambda path: path.name)
     return _digest(tuple(_version(path.absolute()) for path in files))
 

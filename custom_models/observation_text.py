@@ -138,6 +138,8 @@ class PromptWriter:
         return rounded / np.float32(self._scale)
 
     def _index(self, numbers: FloatArray) -> npt.NDArray[np.int64]:
+        if not np.isfinite(numbers).all():
+            raise ValueError("NaN and infinite numbers cannot be written as text")
         limited = np.clip(numbers.astype(np.float64), -NUMBER_LIMIT, NUMBER_LIMIT)
         index: npt.NDArray[np.int64] = np.rint(limited * self._scale + self._largest).astype(
             np.int64

@@ -18,7 +18,7 @@ from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.config import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import BatchSampler, Samples, pack, unpack
-from rl_service.algorithms.state import read_state, write_state
+from rl_service.algorithms.state import base_model_sha256, read_state, write_state
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.normalization import ObservationNormalizer
@@ -125,6 +125,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         local: VectorRolloutWorker = self.env_runner
         state = {
             "model": self.settings.model.name,
+            "base_model": base_model_sha256(self.settings.model),
             "algorithm": self.settings.algorithm.name,
             "env": self.settings.env.id,
             "observation_filter": self.settings.env.observation_filter,

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.model_store import find_model, fingerprint
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 
@@ -38,6 +40,11 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
         ) from error
     if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
         raise CheckpointError(f"{path} is no training state of format {STATE_FORMAT}")
+    if state.get("base_model") != base_model_sha256(settings.model):
+        raise CheckpointError(
+            f"{path} was written with another base model than model.pretrained="
+            f"{getattr(settings.model, 'pretrained', None)} is now; put that one back"
+        )
     for key, want in (
         ("model", settings.model.name),
         ("algorithm", settings.algorithm.name),
@@ -52,6 +59,12 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
             )
     learner = state.pop("learner")
     return {**_to_arrays(state), "learner": learner}
+
+
+def base_model_sha256(model: ModelConfig) -> str | None:
+    """Fingerprint of the folder that a model starts from, None if there is none."""
+    name = model.base_model if isinstance(model, LLMPolicyConfig) else None
+    return None if name is None else fingerprint(find_model(name))
 
 
 def _to_tensors(value: Any) -> Any:

@@ -145,11 +145,9 @@ def load_bundle(path: str | Path) -> BundledPolicy:
 
 
 def _base_model(config: ModelConfig) -> BaseModelSpec | None:
-    if not isinstance(config, LLMPolicyConfig):
+    if not isinstance(config, LLMPolicyConfig) or config.base_model is None:
         return None
-    name = config.pretrained or config.tokenizer
-    if name is None:
-        return None
+    name = config.base_model
     return BaseModelSpec(name=name, sha256=fingerprint(find_model(name)))
 
 
@@ -259,7 +257,7 @@ def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Acto
     try:
         with place:
             actor = build_actor(spec.model, spec.observation_space.size, spec.action_spec)
-    except (RuntimeError, ValueError) as error:  # among others a size beyond what torch can count
+    except (RuntimeError, ValueError, OSError) as error:  # a size that torch cannot count, …
         raise BundleError(f"{path.parent} describes a net that cannot be built") from error
     expected = {name: _layout(value) for name, value in actor.own_state().items()}
     found = {name: _layout(value) for name, value in weights.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
+from custom_models.configs import LLMPolicyConfig
 from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
 
 
@@ -40,13 +41,16 @@ def model_card(spec: PolicySpec) -> str:
 
 
 def _actor_text(spec: PolicySpec) -> str:
-    if spec.base_model is None:
+    if not isinstance(spec.model, LLMPolicyConfig):
         return "a small feed-forward actor"
-    steps = spec.model.acting_context_length
-    return (
-        f"a language model that reads the last {steps} observation(s) as text; its base model "
-        f"{spec.base_model.name} (sha256 {spec.base_model.sha256[:12]}…) is not in this folder"
-    )
+    steps = spec.model.context_length
+    text = f"a language model that reads the last {steps} observation(s) as text"
+    if steps > 1:
+        text += " (give the steps before as `history`, see `custom_models.history`)"
+    if spec.base_model is not None:
+        sha256 = spec.base_model.sha256[:12]
+        text += f"; its base model {spec.base_model.name} (sha256 {sha256}…) is not in this folder"
+    return text
 
 
 def _space_text(space: BoxSpec | DiscreteSpec) -> str:

@@ -92,7 +92,19 @@ class PolicyRunner:
         """What the actor reads: normalised observations, the current ones (B, O) at the end."""
         if history is None or self.actor.context_length == 1:
             return History.first_steps(obs, self.actor.context_length, self.action_spec)
-        earlier = history.obs[:, :-1]  # (B, K-1, O)
+        num_earlier = self.actor.context_length - 1
+        earlier = np.asarray(history.obs, np.float32)[:, :-1]  # (B, K-1, O)
+        fits = (
+            earlier.shape == (len(obs), num_earlier, obs.shape[1])
+            and np.shape(history.actions)[:2] == (len(obs), num_earlier)
+            and np.shape(history.num_steps) == (len(obs),)
+        )
+        if not fits or not np.isfinite(earlier).all() or not np.isfinite(history.actions).all():
+            raise ObservationError(
+                f"the history does not hold {num_earlier} earlier steps: finite observations "
+                f"({len(obs)}, {num_earlier}, {obs.shape[1]}), the actions taken at them, and for "
+                f"each episode how many there are"
+            )
         if self.normalizer is not None:
             earlier = self.normalizer(earlier.reshape(-1, obs.shape[1])).reshape(earlier.shape)
         return history._replace(obs=np.concatenate([earlier, obs[:, None]], axis=1))

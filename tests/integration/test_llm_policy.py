@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
 from rl_service.checks import check_settings
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
-from rl_service.errors import BundleError
+from rl_service.errors import BundleError, CheckpointError, ObservationError
 from rl_service.policies import load_bundle
+from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, context_rows, segment_ids
 from rl_service.runs import Run
 from rl_service.training import train
@@ -155,8 +158,6 @@ def test_a_bundle_holds_what_differs_from_its_base_model(
 
 
 def test_a_bundle_refuses_another_base_model(base_model: Path, tmp_path: Path, build: Any) -> None:
-    import shutil
-
     own = tmp_path / "own_base"
     shutil.copytree(base_model, own)
     settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
@@ -189,6 +190,53 @@ def test_more_layers_than_there_are_and_a_missing_model_are_refused(base_model: 
     assert "no/such/model" in problem
 
 
+def test_a_history_of_the_wrong_length_is_refused(build: Any) -> None:
+    policy = build(small_settings(SMALL, env="CartPole-v1")).learner_policy
+    runner = PolicyRunner(policy.net.actor, (4,), policy.action_spec, None)
+    obs = np.zeros((1, 4), np.float32)
+    for earlier, last in ((2, 0.0), (1, np.nan)):
+        steps = np.full((1, earlier + 1, 4), last, np.float32)
+        history = History(steps, np.zeros((1, earlier), np.int64), np.ones(1, np.int64))
+        with pytest.raises(ObservationError, match="does not hold 1 earlier steps"):
+            runner.act(obs, deterministic=True, history=history)
+
+
+def test_a_run_does_not_go_on_with_another_base_model(
+    base_model: Path, tmp_path: Path, build: Any
+) -> None:
+    own = tmp_path / "own_base"
+    shutil.copytree(base_model, own)
+    settings = small_settings(on(own), env="CartPole-v1")
+    build(settings).save_checkpoint(str(tmp_path))
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 0.1}))
+    with pytest.raises(CheckpointError, match="written with another base model"):
+        build(settings).load_checkpoint(str(tmp_path))
+
+
+def test_a_folder_with_other_weights_is_read_again(base_model: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own_base"
+    shutil.copytree(base_model, own)
+    size = len(load_tokenizer(on(own)))
+    first = load_language_model(on(own), size)
+    assert load_language_model(on(own), size) is first
+    load_language_model(on(own, random_weights=True, finetune="full"), size).save_pretrained(own)
+    assert load_language_model(on(own), size) is not first
+
+
+def test_a_bundle_without_its_base_model_in_the_json_is_refused(
+    base_model: Path, tmp_path: Path
+) -> None:
+    settings = small_settings(on(base_model), iterations=1, output_dir=tmp_path, env="CartPole-v1")
+    run = Run.create(settings, command=[])
+    train(settings, observer=Recorder(), run=run)
+    path = run.bundle_path / "policy.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps({**spec, "base_model": None}))
+    with pytest.raises(BundleError, match="base_model does not fit the model"):
+        load_bundle(run.bundle_path)
+
+
 def test_random_weights_keep_the_sizes_and_are_the_same_everywhere(base_model: Path) -> None:
     config = on(base_model, random_weights=True, finetune="full")
     size = len(load_tokenizer(config))
@@ -198,12 +246,12 @@ def test_random_weights_keep_the_sizes_and_are_the_same_everywhere(base_model: P
     assert all(torch.equal(first[name], second[name]) for name in first)
     wte = "transformer.wte.weight"
     assert not torch.equal(first[wte], pretrained[wte])
+    assert first[wte].dtype == torch.float32
 
 
 def test_a_policy_with_context_plays_as_it_was_sampled(build: Any) -> None:
     """Evaluation keeps the history: its inputs are the sampler's, step by step."""
     from rl_service.evaluation import evaluate
-    from rl_service.policies.runner import PolicyRunner
 
     settings = small_settings(SMALL, env="CartPole-v1")
     algorithm = build(settings)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 GPT2 = GPT2CriticConfig(context_length=6, n_head=2, n_embd=8)
 LLM = LLMPolicyConfig(context_length=3, n_layer=1, n_head=2, n_embd=8)
+LLM_2 = LLM.model_copy(update={"context_length": 2})
 
 
 def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int) -> Any:
@@ -67,7 +68,9 @@ def _ranks(keys: list[tuple[float, ...]]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "model", [MLPConfig(), GPT2, LLM], ids=["mlp", "gpt2_critic", "llm_policy"]
+    "model",
+    [MLPConfig(), GPT2, LLM, LLM_2],
+    ids=["mlp", "gpt2_critic", "llm_policy", "llm_policy, K 2"],
 )
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.parametrize("num_envs", [1, 3])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from custom_models.model_store import (
     store_folder,
     stored_names,
 )
-from rl_service.base_models import CATALOGUE, CONVERTERS
+from rl_service.base_models import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,8 +147,3 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_names_that_can_be_fetched_are_those_of_the_catalogue() -> None:
     assert tuple(CATALOGUE) == KNOWN
-
-
-def test_the_extra_installs_what_a_conversion_needs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["optional-dependencies"]["models"] == list(CONVERTERS.values())

@@ -136,13 +136,13 @@ def test_a_task_that_is_read_once_counts_as_if_it_stood_in_every_prompt(finetune
 
 def test_without_learning_the_language_model_never_runs_in_an_update() -> None:
     actor = build_actor(BOX)
-    inputs = actor.encode(random_history(BOX, 1))
+    history = random_history(BOX, 1)
+    inputs = actor.encode(history)
     assert inputs.shape == (6, 16)
-    actor.language_model.forward = None  # would raise
-    try:
-        actor(inputs).sum().backward()
-    finally:
-        del actor.language_model.forward
+    actor._trunk.forward = None
+    with pytest.raises(TypeError):
+        actor.encode(history)
+    actor(inputs).sum().backward()
     assert all(p.grad is None for p in actor.language_model.parameters())
     assert all(p.grad is not None for p in actor.body.parameters())
 
@@ -249,6 +249,29 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_names_for_another_number_of_actions_are_refused() -> None:
     with pytest.raises(ValueError, match="2 names for 3 discrete actions"):
         build_actor(action_names=("a", "b"))
+    with pytest.raises(ValueError, match="2 names for 2 box actions"):
+        build_actor(BOX, action_names=("a", "b"))
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    history = random_history(DISCRETE, 1)
+    history.obs[0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="NaN and infinite numbers"):
+        build_actor().encode(history)
+
+
+def test_loading_into_one_actor_leaves_others_alone() -> None:
+    first, second = build_actor(), build_actor()
+    history = random_history(DISCRETE, 1)
+    before = first.encode(history)
+    weights = {name: weight.clone() for name, weight in second.own_state().items()}
+    name = "language_model.transformer.ln_f.weight"
+    weights[name] += 1.0
+    with pytest.raises(RuntimeError, match="frozen random weight"):
+        second.load(weights)
+    second.load_state_dict(weights, strict=False)
+    assert torch.equal(first.encode(history), before)
+    assert not torch.equal(second.encode(history), before)
 
 
 def test_continuous_actions_have_no_text_to_score() -> None:
