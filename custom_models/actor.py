@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,9 +20,6 @@ class Actor(nn.Module):
     """K: observations that it reads, the current one included."""
     num_inputs: int | None = None
     """Entries of a step's input; None if it is the current observation itself."""
-    input_dtype: Any = None
-    """numpy type of such an input."""
-
     repeats_its_work: bool = True
     """Whether `forward` does the same operations for all inputs of a shape, whatever they hold,
     so that a GPU may record them."""

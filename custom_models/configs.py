@@ -30,6 +30,11 @@ class _NetConfig(BaseModel):
         """Observations that the actor reads, the current one included."""
         return 1
 
+    @property
+    def base_model(self) -> str | None:
+        """What weights or a tokenizer of the actor come from; None if all is built here."""
+        return None
+
 
 class MLPConfig(_NetConfig):
     """An MLP actor and an MLP critic that share no weights."""
@@ -170,7 +175,6 @@ class LLMPolicyConfig(_NetConfig):
 
     @property
     def base_model(self) -> str | None:
-        """What its weights or its tokenizer come from; None if all is built here."""
         return self.pretrained or self.tokenizer
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,7 +53,6 @@ class LLMActor(Actor):
         self.repeats_its_work = self.is_frozen
         self.num_inputs: int = width if self.is_frozen else self.writer.max_tokens
         """Entries of a step's input."""
-        self.input_dtype = np.float32 if self.is_frozen else np.int32
         self._task_cache: Any = None
         if config.action_scoring == "tokens":
             self._actions = _padded(self.writer.action_tokens())  # (A, L)

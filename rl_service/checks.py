@@ -28,15 +28,22 @@ def check_settings(settings: Settings) -> list[str]:
 
 def check_machine(settings: Settings) -> list[str]:
     """The reasons that lie in the environment, the weights, the CPUs and the GPUs."""
-    problems = [*check_env(settings.env), *check_pretrained(settings.model)]
-    if not problems and isinstance(settings.model, LLMPolicyConfig):
-        observation_space, action_space = env_spaces(settings.env)
-        problems += check_prompts(
-            settings.model, observation_size(observation_space), ActionSpec.from_space(action_space)
-        )
+    problems = [*_env_problems(settings), *check_pretrained(settings.model)]
     if not os.environ.get("RAY_ADDRESS"):
         problems += _resource_problems(settings.resources)
     return problems
+
+
+def _env_problems(settings: Settings) -> list[str]:
+    """Makes the environment; a language model must also be able to write what it shows."""
+    try:
+        observation_space, action_space = env_spaces(settings.env)
+    except EnvError as error:
+        return [str(error)]
+    if not isinstance(settings.model, LLMPolicyConfig):
+        return []
+    size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
+    return check_prompts(settings.model, size, spec)
 
 
 def check_env(env: EnvSettings) -> list[str]:

@@ -98,7 +98,9 @@ def evaluate(
         envs = _make_envs(stack, env, min(num_episodes, NUM_PARALLEL_ENVS), video is not None)
         _check_spaces(runner, envs[0], env.id)
         add_frame = _no_frame if video is None else stack.enter_context(mp4_video(video, envs[0]))
-        return _Episodes(envs, num_episodes, seed, add_frame).play(runner, deterministic, generator)
+        history = RunningHistory(len(envs), runner.actor.context_length, runner.action_spec)
+        episodes = _Episodes(envs, history, num_episodes, seed, add_frame)
+        return episodes.play(runner, deterministic, generator)
 
 
 def _make_envs(
@@ -138,9 +140,15 @@ class _Episodes:
     """The episodes under way, one in each environment, and the results so far."""
 
     def __init__(
-        self, envs: list[gym.Env[Any, Any]], num_episodes: int, seed: int, add_frame: AddFrame
+        self,
+        envs: list[gym.Env[Any, Any]],
+        history: RunningHistory,
+        num_episodes: int,
+        seed: int,
+        add_frame: AddFrame,
     ) -> None:
         self._envs = envs
+        self._history = history
         self._seed = seed
         self._add_frame = add_frame
         self._waiting: Iterator[int] = iter(range(num_episodes))
@@ -152,22 +160,18 @@ class _Episodes:
     def play(
         self, runner: PolicyRunner, deterministic: bool, generator: torch.Generator
     ) -> EvaluationResult:
-        history = RunningHistory(len(self._envs), runner.actor.context_length, runner.action_spec)
         for index in range(len(self._envs)):
             self._begin(index)
         while self._obs:
             running = list(self._obs)
             obs = np.stack([self._obs[index] for index in running])  # (B, O)
-            seen = history.observed(obs.reshape(len(obs), -1), running)
+            seen = self._history.observed(obs.reshape(len(obs), -1), running)
             actions = runner.act(
                 obs, deterministic=deterministic, generator=generator, history=seen
             )
-            history.acted(actions.actions, running)
-            episodes = [self._episodes[index] for index in running]
+            self._history.acted(actions.actions, running)
             for index, action in zip(running, actions.env_actions, strict=True):
                 self._step(index, action)
-            begun = [i for i, e in zip(running, episodes, strict=True) if self._episodes[i] != e]
-            history.forget(begun)
         return EvaluationResult(self._returns, self._lengths)
 
     def _begin(self, index: int) -> None:
@@ -177,6 +181,7 @@ class _Episodes:
             self._obs.pop(index, None)
             return
         self._episodes[index] = episode
+        self._history.forget(index)
         self._obs[index], _ = self._envs[index].reset(seed=self._seed + episode)
         self._draw(index)
 

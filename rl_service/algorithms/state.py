@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.configs import ModelConfig
 from custom_models.model_store import find_model, fingerprint
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
@@ -63,8 +63,7 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
 
 def base_model_sha256(model: ModelConfig) -> str | None:
     """Fingerprint of the folder that a model starts from, None if there is none."""
-    name = model.base_model if isinstance(model, LLMPolicyConfig) else None
-    return None if name is None else fingerprint(find_model(name))
+    return None if model.base_model is None else fingerprint(find_model(model.base_model))
 
 
 def _to_tensors(value: Any) -> Any:

@@ -145,10 +145,8 @@ def load_bundle(path: str | Path) -> BundledPolicy:
 
 
 def _base_model(config: ModelConfig) -> BaseModelSpec | None:
-    if not isinstance(config, LLMPolicyConfig) or config.base_model is None:
-        return None
     name = config.base_model
-    return BaseModelSpec(name=name, sha256=fingerprint(find_model(name)))
+    return None if name is None else BaseModelSpec(name=name, sha256=fingerprint(find_model(name)))
 
 
 def _whole_weights(net: ActorCritic) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.configs import ModelConfig
 from custom_models.spaces import ActionSpec
 from rl_service.config.group import PositiveFloat, PositiveInt
 from rl_service.config.settings import EnvSettings
@@ -169,9 +169,10 @@ class PolicySpec(_Strict):
             raise ValueError(f"action_mapping {self.action_mapping} does not fit the action space")
         if self.context_length != self.model.num_context_steps + 1:
             raise ValueError(f"context_length {self.context_length} does not fit the model")
-        needed = self.model.base_model if isinstance(self.model, LLMPolicyConfig) else None
-        if needed != (self.base_model and self.base_model.name):
-            raise ValueError(f"base_model does not fit the model, which needs {needed}")
+        if self.model.base_model != (self.base_model and self.base_model.name):
+            raise ValueError(
+                f"base_model does not fit the model, which needs {self.model.base_model}"
+            )
         if self.observation_filter is not None:
             _check_rows("observation_filter.mean", [self.observation_filter.mean], num_inputs)
             _check_rows("observation_filter.std", [self.observation_filter.std], num_inputs)

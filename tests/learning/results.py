@@ -18,7 +18,8 @@ _INTRODUCTION = """# Learning
 Written by `make learn`; raw numbers in [learning.json](learning.json). Each row is one run of the
 preset that the command takes by itself. *Return* is the mean ± deviation of 20 deterministic
 episodes of the run's best policy, episode i starting from seed + i. *Reached at* is the first
-evaluation during training (10 episodes, other seeds) at or above the target.
+evaluation during training (10 episodes, other seeds) at or above the target. Runs may have shared
+their machine with others: minutes and env steps/s are no benchmark.
 
 {machine}
 """

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ import pytest
 
 from tests.learning import results
 from tests.learning.tasks import SEEDS, TASKS, Task
-
-ROOT = Path(__file__).parents[2]
+from tests.learning.training import train
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -33,18 +29,7 @@ def run(task: Task, seed: int, folder: Path) -> dict[str, Any]:
     """Trains in a process of its own; returns its `--json` object and when it got there."""
     folder.mkdir()
     started = time.monotonic()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "rl_service.cli", *task.command.split()[1:]),
-            *("--seed", str(seed), "--json", "-o", str(folder)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result = train(folder, *task.command.split()[2:], "--seed", str(seed))
     progress = (Path(result.pop("run")) / "progress.jsonl").read_text().splitlines()
     del result["policy"]
     return result | {

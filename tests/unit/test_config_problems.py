@@ -140,14 +140,6 @@ def test_a_minibatch_larger_than_the_batch_is_refused() -> None:
 def test_a_batch_that_the_envs_do_not_divide_names_the_next_that_they_do() -> None:
     [problem] = problems("algorithm.train_batch_size=2050", "resources.num_envs_per_env_runner=16")
     assert problem.endswith("use 2048")
-    [problem] = problems(
-        "resources.num_env_runners=2",
-        "algorithm.train_batch_size=8",
-        algorithm="a2c",
-        env="MountainCar-v0",
-        model="mlp",
-    )
-    assert problem.endswith("use 128")
 
 
 def test_a_batch_smaller_than_one_step_of_every_env_is_refused() -> None:
