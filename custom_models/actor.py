@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from custom_models.history import History
@@ -23,6 +24,9 @@ class Actor(nn.Module):
     repeats_its_work: bool = True
     """Whether `forward` does the same operations for all inputs of a shape, whatever they hold,
     so that a GPU may record them."""
+    autocast_dtype: torch.dtype | None = None
+    """What the matrix products of a language model compute in, on a GPU; None: its weights' own
+    type. Small nets always compute in float32."""
 
     @abstractmethod
     def encode(self, history: History) -> Tensor:

@@ -66,7 +66,14 @@ class _Bounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor) -> Tensor:
         ctx.save_for_backward(raw)
+        ctx.save_for_forward(raw)
         return raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """At a bound nothing moves in either direction: the derivative is one linear map."""
+        (raw,) = ctx.saved_tensors
+        return tangent.masked_fill((raw >= LOG_STD_MAX) | (raw <= LOG_STD_MIN), 0.0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -152,6 +159,11 @@ class Categorical:
         """KL(self || other), nats, (B,)."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
+    def fisher_product(self, direction: Tensor) -> Tensor:
+        """The Fisher matrix of the logits, diag(p) - p pᵀ, times a direction (B, A)."""
+        probs = self.log_probs.exp()
+        return probs * (direction - (probs * direction).sum(-1, keepdim=True))
+
 
 class DiagGaussian:
     """Independent Gaussians from means and log standard deviations side by side (B, 2A)."""
@@ -177,6 +189,11 @@ class DiagGaussian:
         ratio = (2.0 * (self.log_std - other.log_std)).exp()
         shift = (self.mean - other.mean).square() * (-2.0 * other.log_std).exp()
         return (other.log_std - self.log_std + 0.5 * (ratio + shift - 1.0)).sum(-1)
+
+    def fisher_product(self, direction: Tensor) -> Tensor:
+        """The Fisher matrix of means and log deviations, diag(1/σ², 2), times one (B, 2A)."""
+        mean, log_std = direction.chunk(2, dim=-1)
+        return torch.cat([mean * (-2.0 * self.log_std).exp(), 2.0 * log_std], dim=-1)
 
 
 Distribution = Categorical | DiagGaussian

@@ -61,7 +61,12 @@ def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
         if config.pretrained is None or config.random_weights:
             return _load(config, vocabulary_size).requires_grad_(False).eval()
         folder = find_model(config.pretrained)
-        return _frozen(folder, fingerprint(folder), config.num_layers)
+        wanted = folder, fingerprint(folder), config.num_layers
+        model = _frozen(*wanted)
+        if model.device.type != "cpu":  # a learner has taken it to its GPU
+            _frozen.cache_clear()
+            model = _frozen(*wanted)
+        return model
     model = _load(config, vocabulary_size)
     if config.finetune == "lora":
         return _with_lora(model, config).eval()
@@ -79,7 +84,7 @@ def _frozen(folder: Path, sha256: str, num_layers: int | None) -> Any:
 
 
 def _load(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
-    # Only plain attention can be derived twice, as TRPO's Fisher products ask.
+    # Only plain attention has a forward derivative, as TRPO's Fisher products ask.
     attention = {"attn_implementation": "sdpa" if config.finetune == "head" else "eager"}
     if config.pretrained is None:
         built = GPT2Config(

@@ -9,6 +9,7 @@ which then never runs in an update; else the prompt's tokens.
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -105,14 +106,14 @@ class LLMActor(Actor):
         """The inputs (B, num_inputs) of B steps: one batched call of a frozen language model."""
         tokens = torch.from_numpy(self.writer.prompts(history)).to(self._device)
         if self.is_frozen:  # and shared with other actors, maybe on another device
-            return self._last_hidden(tokens).to(next(self.head.parameters()).device)
+            return self.last_hidden(tokens).to(next(self.head.parameters()).device)
         return F.pad(tokens, (self.num_inputs - tokens.shape[1], 0), value=PADDING)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`dist_inputs` of B steps from their inputs (B, num_inputs)."""
         if self.config.action_scoring == "tokens":
             return self._in_micro_batches(self._action_scores, inputs)
-        features = inputs if self.is_frozen else self._in_micro_batches(self._last_hidden, inputs)
+        features = inputs if self.is_frozen else self._in_micro_batches(self.last_hidden, inputs)
         dist_inputs: Tensor = self.head(self.body(features))
         return dist_inputs
 
@@ -125,7 +126,7 @@ class LLMActor(Actor):
             return torch.cat([read(part) for part in parts])
         return torch.cat([checkpoint(read, part, use_reentrant=False) for part in parts])
 
-    def _last_hidden(self, tokens: Tensor) -> Tensor:
+    def last_hidden(self, tokens: Tensor) -> Tensor:
         """Hidden states (B, C) of the last tokens of prompts (B, T)."""
         hidden: Tensor = self._read(tokens).last_hidden_state[:, -1]
         return hidden.float()
@@ -144,13 +145,19 @@ class LLMActor(Actor):
         if cache is not None:
             mask = torch.cat([mask.new_ones(len(mask), len(task)), mask], dim=1)
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        return self._trunk(
-            input_ids=tokens.clamp(min=0).long(),
-            attention_mask=mask.long(),
-            position_ids=positions,
-            cache=cache,
-            use_cache=keep_cache or cache is not None,
-        )
+        with self._precision():
+            return self._trunk(
+                input_ids=tokens.clamp(min=0).long(),
+                attention_mask=mask.long(),
+                position_ids=positions,
+                cache=cache,
+                use_cache=keep_cache or cache is not None,
+            )
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, self.autocast_dtype)
 
     @property
     def _trunk(self) -> Any:
@@ -161,11 +168,15 @@ class LLMActor(Actor):
         return causal.base_model
 
     def _task_read(self, device: torch.device) -> Any:
-        """Keys and values of the task, read once while nothing learns."""
+        """Keys and values of the task, for the caller to change; read once while nothing learns."""
         if self._task_cache is None or not self.is_frozen:
-            with torch.inference_mode(False), torch.no_grad():  # to be used outside, too
+            # To be used outside of inference, too.
+            with torch.inference_mode(False), torch.no_grad(), self._precision():
                 tokens = torch.tensor([self.writer.task_tokens], device=device)
                 self._task_cache = self._trunk(input_ids=tokens, use_cache=True).cache
+        if not self.is_frozen:  # a copy would lose the forward derivative
+            cache, self._task_cache = self._task_cache, None
+            return cache
         return copy.deepcopy(self._task_cache)
 
     def _action_scores(self, tokens: Tensor) -> Tensor:
@@ -193,13 +204,14 @@ class LLMActor(Actor):
         ).repeat_interleave(num_actions, 0)
         given_mask = (given != PADDING).repeat(batch, 1)  # (B*A, L-1)
         positions = mask.sum(1, keepdim=True) + torch.arange(given.shape[1], device=mask.device)
-        hidden = self._trunk(
-            input_ids=given.clamp(min=0).long().repeat(batch, 1),
-            attention_mask=torch.cat([mask, given_mask], dim=1).long(),
-            position_ids=positions,
-            cache=cache,
-            use_cache=True,
-        ).last_hidden_state
+        with self._precision():
+            hidden = self._trunk(
+                input_ids=given.clamp(min=0).long().repeat(batch, 1),
+                attention_mask=torch.cat([mask, given_mask], dim=1).long(),
+                position_ids=positions,
+                cache=cache,
+                use_cache=True,
+            ).last_hidden_state
         wanted = asked.clamp(min=0).long().repeat(batch, 1).unsqueeze(-1)  # (B*A, L-1, 1)
         found = self._log_probs(hidden).gather(-1, wanted).squeeze(-1)
         found = found.masked_fill((asked == PADDING).repeat(batch, 1), 0.0)
@@ -207,7 +219,9 @@ class LLMActor(Actor):
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Of the next token, (..., vocabulary)."""
-        return F.log_softmax(self.language_model.get_output_embeddings()(hidden).float(), dim=-1)
+        with self._precision():
+            logits = self.language_model.get_output_embeddings()(hidden)
+        return F.log_softmax(logits.float(), dim=-1)
 
 
 def build_writer(

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
 
 
 class FlatParameters:
@@ -28,7 +30,9 @@ class FlatParameters:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.parameters = [p for p in net.parameters() if p.requires_grad]
+        self._net = net
+        named = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        self._names, self.parameters = list(named), list(named.values())
         self.vector = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
         """(P,) all trainable parameters."""
         self.grad = torch.zeros_like(self.vector)
@@ -41,12 +45,31 @@ class FlatParameters:
             p.grad = self.grad[place].view_as(p)
             offset = place.stop
 
-    def gradient(self, loss: Tensor, *, create_graph: bool = False) -> Tensor:
-        """(P,) gradient of a scalar, apart from `grad`; with a graph it can be derived again."""
+    def gradient(self, outputs: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(P,) gradient of a scalar, apart from `grad`; the graph stays for another one.
+
+        Args:
+            outputs: the scalar, or an output of the net of which `weights` make one.
+            weights: of the same shape; Jᵀ w is what comes out.
+        """
         found = torch.autograd.grad(
-            loss, self.parameters, create_graph=create_graph, retain_graph=True
+            outputs, self.parameters, grad_outputs=weights, retain_graph=True
         )
         return torch.cat([g.reshape(-1) for g in found])
+
+    @torch.no_grad()
+    def tangent(self, inputs: Tensor, direction: Tensor) -> Tensor:
+        """J d: how the net's outputs change as the parameters move along a direction (P,).
+
+        By forward-mode differentiation: one pass, and nothing of it is kept.
+        """
+        sizes = [p.numel() for p in self.parameters]
+        moving = zip(self._names, self.parameters, direction.split(sizes), strict=True)
+        with forward_ad.dual_level():
+            duals = {name: forward_ad.make_dual(p, d.view_as(p)) for name, p, d in moving}
+            outputs = functional_call(self._net, duals, (inputs,))
+            tangent: Tensor = forward_ad.unpack_dual(outputs).tangent
+        return tangent
 
 
 class FlatOptimizer(FlatParameters):

@@ -69,7 +69,10 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             # Made while acting, wanted in training: RLlib's sampler keeps only what is asked for.
             self.view_requirements[column] = ViewRequirement(used_for_compute_actions=False)
         self.optimizers = self.build_optimizers() if self.is_learner else {}
-        compiled = self.is_learner and self.settings.resources.learner_compile
+        resources = self.settings.resources
+        self._low = self.is_learner and resources.learner_precision == "bfloat16"
+        self.net.actor.autocast_dtype = torch.bfloat16 if self._low else None
+        compiled = self.is_learner and resources.learner_compile
         self._critic: Any = torch.compile(self.net.critic) if compiled else self.net.critic
         losses: dict[str, Callable[[Any], Tensor]] = {
             "actor": self.actor_loss,
@@ -124,14 +127,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     def critic_outputs(self, chunks: Chunks, num_values: int) -> Tensor:
         """The critic's outputs for the last `num_values` steps of each chunk, in its own units.
 
-        Computed in the precision that the settings ask for; the actor always computes in float32,
-        since its probabilities are compared with those of the rollout workers.
+        Computed in the precision that the settings ask for; a small actor always computes in
+        float32, since its probabilities are compared with those of the rollout workers.
 
         Returns:
             (B, num_values) float32.
         """
-        low = self.settings.resources.learner_precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
+        with torch.autocast(self.device.type, torch.bfloat16) if self._low else nullcontext():
             outputs: Tensor = self._critic(chunks, num_values)
         return outputs.float()
 

@@ -8,6 +8,7 @@ take part.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,8 +49,10 @@ class TRPOPolicy(ActorCriticPolicy):
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
         gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
         product = fisher_product(
+            self.net.actor,
             self._actor_parameters,
-            self._mean_kl_from_itself(self._fisher_inputs(rows)),
+            self._fisher_inputs(rows),
+            partial(distribution, self.action_spec),
             self.algorithm.cg_damping,
         )
         max_kl, iterations = self.algorithm.max_kl, self.algorithm.cg_iterations
@@ -75,12 +78,6 @@ class TRPOPolicy(ActorCriticPolicy):
         if wanted == num_rows:
             return rows.inputs
         return rows.inputs[self.permutation(num_rows)[:wanted]]
-
-    def _mean_kl_from_itself(self, inputs: Tensor) -> Tensor:
-        dist_inputs = self.net.actor(inputs)
-        constant = distribution(self.action_spec, dist_inputs.detach())
-        kl: Tensor = constant.kl(distribution(self.action_spec, dist_inputs))  # type: ignore[arg-type]
-        return kl.mean()
 
     def _search(self, rows: ActorRows, step: Tensor, surrogate: float) -> Searched:
         old = self.sampling_distribution(rows)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from custom_models.heads import Distribution
 from rl_service.algorithms.flat_optimizer import FlatParameters
 
 Product = Callable[[Tensor], Tensor]
@@ -51,19 +52,32 @@ def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Solution
     return Solution(x, float(square.sqrt() / norm) if norm > 0 else 0.0)
 
 
-def fisher_product(parameters: FlatParameters, mean_kl: Tensor, damping: float) -> Product:
-    """The Fisher matrix as the Hessian of a mean KL divergence, plus `damping` on the diagonal.
+def fisher_product(
+    actor: nn.Module,
+    parameters: FlatParameters,
+    inputs: Tensor,
+    read: Callable[[Tensor], Distribution],
+    damping: float,
+) -> Product:
+    """The policy's mean Fisher matrix, plus `damping` on the diagonal.
+
+    As F = Jᵀ M J: J is the derivative of the actor's outputs by its parameters, M the Fisher
+    matrix of the distribution in these outputs. A product is a pass forward and one backward,
+    and nothing is derived twice.
 
     Args:
-        parameters: of the policy.
-        mean_kl: scalar KL of the policy from itself, as a constant: its gradient is zero here,
-            and its Hessian is the Fisher matrix.
+        actor: maps inputs to `dist_inputs`.
+        parameters: of the actor.
+        inputs: (B, I) the steps that are averaged over.
+        read: from `dist_inputs` (B, D) to the distribution.
         damping: λ of F + λ I.
     """
-    slope = parameters.gradient(mean_kl, create_graph=True)  # (P,)
+    dist_inputs = actor(inputs)  # (B, D)
+    dist = read(dist_inputs.detach())
 
     def product(vector: Tensor) -> Tensor:
-        return parameters.gradient(slope @ vector) + damping * vector
+        change = dist.fisher_product(parameters.tangent(inputs, vector))  # (B, D)
+        return parameters.gradient(dist_inputs, change / len(inputs)) + damping * vector
 
     return product
 

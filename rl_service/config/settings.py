@@ -40,7 +40,8 @@ class ResourceSettings(Group):
     num_gpus: Annotated[int, Field(ge=0, le=1)] = 0
     """GPUs of the learner."""
     learner_precision: Literal["float32", "bfloat16"] = "float32"
-    """`bfloat16`: autocast of the critic on a GPU; weights and actor stay float32."""
+    """`bfloat16`: on a GPU, autocast of the critic and of a language model; weights and small
+    nets stay float32."""
     learner_compile: bool = False
     """Compile the critic with `torch.compile` on a GPU; the first iteration takes a minute more."""
     learner_threads: PositiveInt = 1

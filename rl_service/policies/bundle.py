@@ -7,14 +7,11 @@ reproduce recorded outputs. So training and serving cannot drift apart.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gymnasium as gym
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -25,12 +22,12 @@ from custom_models.actor import Actor
 from custom_models.configs import LLMPolicyConfig, ModelConfig
 from custom_models.model_store import find_model, fingerprint
 from custom_models.nets import ActorCritic, build_actor
-from custom_models.spaces import FloatArray
 from rl_service.config.settings import EnvSettings
 from rl_service.config.text import one_line
 from rl_service.errors import BundleError
 from rl_service.normalization import ObservationNormalizer
 from rl_service.policies.card import model_card
+from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
 from rl_service.policies.replace import replacing_folder
 from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import (
@@ -40,15 +37,12 @@ from rl_service.policies.spec import (
     BoxSpec,
     FilterSpec,
     Header,
-    ParitySpec,
     PolicySpec,
     action_mapping,
     space_spec,
 )
 
 SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"
-PARITY_TOLERANCE = 1e-5
-NUM_PARITY_SAMPLES = 8
 MAX_SPEC_BYTES = 16 * 2**20
 _ACTOR = "actor."
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -115,7 +109,7 @@ def write_bundle(
             value_mean=value_mean,
             value_std=value_std,
             weights_sha256=hashlib.sha256(weights).hexdigest(),
-            parity=_record_parity(runner, observation_space),
+            parity=record_parity(runner, observation_space),
             evaluation=evaluation,
             provenance=provenance,
         )
@@ -131,6 +125,8 @@ def write_bundle(
 def load_bundle(path: str | Path) -> BundledPolicy:
     """Reads a bundle and proves that it acts as it did when it was written.
 
+    A language model then acts on a GPU, if this process sees one; small nets stay on the CPU.
+
     Raises:
         BundleError: if a file is missing, truncated, foreign or edited, if a weight is not
             finite, or if the policy does not reproduce its recorded outputs to 1e-5.
@@ -141,6 +137,8 @@ def load_bundle(path: str | Path) -> BundledPolicy:
     spec = _read_spec(path / SPEC_FILE)
     policy = BundledPolicy(_read_actor(path / WEIGHTS_FILE, spec), spec)
     _check_parity(policy, path)
+    if isinstance(spec.model, LLMPolicyConfig) and torch.cuda.is_available():
+        policy.actor.cuda()
     return policy
 
 
@@ -161,27 +159,6 @@ def _whole_weights(net: ActorCritic) -> dict[str, Tensor]:
 def _not_finite(weights: dict[str, Tensor]) -> str | None:
     """Name of the first tensor with a NaN or infinite entry."""
     return next((name for name, value in weights.items() if not value.isfinite().all()), None)
-
-
-def _record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
-    """Raw observations near those that the policy has seen, and what the actor answers."""
-    size = int(np.prod(space.shape))
-    if runner.normalizer is None:
-        space = copy.deepcopy(space)  # seeding must not touch the caller's
-        space.seed(0)
-        # Bounds may be as wide as float32 itself (CartPole-v1); no observation is.
-        samples = np.stack([space.sample() for _ in range(NUM_PARITY_SAMPLES)]).clip(-10.0, 10.0)
-    else:
-        noise = np.random.default_rng(0).standard_normal((NUM_PARITY_SAMPLES, size))
-        samples = runner.normalizer.mean + runner.normalizer.std * noise
-    observations = samples.reshape(-1, *space.shape).astype(np.float32)  # (N, *shape)
-    answers = runner.act(observations, deterministic=True).dist_inputs
-    flat = observations.reshape(NUM_PARITY_SAMPLES, size)
-    return ParitySpec(observations=_rows(flat), dist_inputs=_rows(answers))
-
-
-def _rows(array: FloatArray) -> tuple[tuple[float, ...], ...]:
-    return tuple(map(tuple, array.tolist()))
 
 
 def _read_spec(path: Path) -> PolicySpec:
@@ -247,17 +224,8 @@ def _read_actor(path: Path, spec: PolicySpec) -> Actor:
 
 def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Actor:
     """An actor of the described size with the given weights, both compared before any use."""
-    on_base_model = isinstance(spec.model, LLMPolicyConfig)
-    if on_base_model:
-        _check_base_model(path.parent, spec)
-    # Else shapes alone: a foreign size must not allocate memory.
-    place = nullcontext() if on_base_model else torch.device("meta")
-    try:
-        with place:
-            actor = build_actor(spec.model, spec.observation_space.size, spec.action_spec)
-    except (RuntimeError, ValueError, OSError) as error:  # a size that torch cannot count, …
-        raise BundleError(f"{path.parent} describes a net that cannot be built") from error
-    expected = {name: _layout(value) for name, value in actor.own_state().items()}
+    _check_base_model(path.parent, spec)
+    expected = {name: _layout(value) for name, value in _outline(path, spec, weights).items()}
     found = {name: _layout(value) for name, value in weights.items()}
     if expected != found:
         name = min(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
@@ -265,8 +233,27 @@ def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Acto
             f"{path} does not fit {SPEC_FILE}: {_ACTOR}{name} is {found.get(name, 'missing')}, "
             f"expected {expected.get(name, 'no such weight')}"
         )
-    actor.load_state_dict(weights, assign=not on_base_model, strict=not on_base_model)
+    actor = build_actor(spec.model, spec.observation_space.size, spec.action_spec)
+    actor.load_state_dict(weights, strict=not isinstance(spec.model, LLMPolicyConfig))
     return actor.requires_grad_(False).eval()
+
+
+def _outline(path: Path, spec: PolicySpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that the described actor has of its own, as shapes without memory."""
+    model = spec.model
+    on_base_model = False
+    if isinstance(model, LLMPolicyConfig):
+        on_base_model = model.pretrained is not None and not model.random_weights
+        if on_base_model:
+            model = model.model_copy(update={"random_weights": True})
+        elif model.pretrained is None and model.n_layer > len(weights):
+            raise BundleError(f"{path} has fewer weights than {SPEC_FILE} describes layers")
+    try:
+        with torch.device("meta"):
+            actor = build_actor(model, spec.observation_space.size, spec.action_spec)
+    except (RuntimeError, ValueError, OSError) as error:  # a size that torch cannot count, …
+        raise BundleError(f"{path.parent} describes a net that cannot be built") from error
+    return actor.trainable_state() if on_base_model else actor.own_state()
 
 
 def _check_base_model(path: Path, spec: PolicySpec) -> None:
@@ -290,15 +277,9 @@ def _layout(value: Tensor) -> str:
 
 
 def _check_parity(policy: BundledPolicy, path: Path) -> None:
-    parity = policy.spec.parity
-    shape = (len(parity.observations), *policy.observation_shape)
-    observations = np.array(parity.observations, np.float32).reshape(shape)
-    answers = policy.act(observations, deterministic=True).dist_inputs
-    expected = np.array(parity.dist_inputs, np.float32)
-    # Absolute near zero, relative beyond: other CPUs round float32 sums in another order.
-    error = np.abs(answers - expected) / np.maximum(1.0, np.abs(expected))
-    if not (error <= PARITY_TOLERANCE).all():
+    error = parity_error(policy, policy.spec.parity)
+    if not error <= PARITY_TOLERANCE:
         raise BundleError(
-            f"{path} fails its parity check: recorded outputs differ by {error.max():.1e} "
+            f"{path} fails its parity check: recorded outputs differ by {error:.1e} "
             f"(allowed {PARITY_TOLERANCE:.0e}); the bundle was edited, export the policy again"
         )

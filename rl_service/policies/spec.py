@@ -114,11 +114,24 @@ class FilterSpec(_Strict):
         return ObservationNormalizer(np.array(self.mean), np.array(self.std), self.clip)
 
 
+class HistorySpec(_Strict):
+    """The K-1 steps before each recorded observation, oldest first."""
+
+    observations: tuple[Row, ...]
+    """Raw and flattened, (N, (K-1) O)."""
+    actions: tuple[Row, ...]
+    """In the policy's units, (N, K-1) or (N, (K-1) A)."""
+    num_steps: tuple[Annotated[int, Field(ge=0)], ...]
+    """(N,) how many of them there are: the last ones."""
+
+
 class ParitySpec(_Strict):
     """Recorded pairs that a loaded policy must reproduce."""
 
     observations: Annotated[tuple[Row, ...], Field(min_length=1)]
     """Raw and flattened, (N, O)."""
+    history: HistorySpec | None = None
+    """None for an actor that reads the current observation alone."""
     dist_inputs: Annotated[tuple[Row, ...], Field(min_length=1)]
     """(N, num_dist_inputs)"""
 
@@ -180,7 +193,25 @@ class PolicySpec(_Strict):
         _check_rows("parity.dist_inputs", self.parity.dist_inputs, num_outputs)
         if len(self.parity.observations) != len(self.parity.dist_inputs):
             raise ValueError("parity has not as many observations as dist_inputs")
+        self._check_history(self.model.acting_context_length - 1, num_inputs)
         return self
+
+    def _check_history(self, earlier: int, num_inputs: int) -> None:
+        history = self.parity.history
+        if (history is None) != (earlier == 0):
+            raise ValueError(f"parity.history does not fit a model that reads {earlier} steps back")
+        if history is None:
+            return
+        width = 1 if isinstance(self.action_space, DiscreteSpec) else self.action_space.size
+        _check_rows("parity.history.observations", history.observations, earlier * num_inputs)
+        _check_rows("parity.history.actions", history.actions, earlier * width)
+        counts = {len(history.observations), len(history.actions), len(history.num_steps)}
+        if counts != {len(self.parity.observations)} or max(history.num_steps) > earlier:
+            raise ValueError("parity.history does not fit its observations")
+        if isinstance(self.action_space, DiscreteSpec):
+            known = range(self.action_space.n)
+            if any(action not in known for row in history.actions for action in row):
+                raise ValueError("parity.history.actions holds no such action")
 
 
 def action_mapping(space: BoxSpec | DiscreteSpec) -> Literal["offset", "clip_and_scale"]:

@@ -58,6 +58,27 @@ def paper_forward(size: GPT2Size) -> float:
     return embeddings + size.n_layer * layer + 2 * width
 
 
+class LlamaSize(NamedTuple):
+    """What decides the arithmetic of a trunk of the Llama kind."""
+
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_key_value_head: int
+    n_inner: int
+
+
+def llama_forward(size: LlamaSize, num_tokens: int) -> float:
+    """FLOP of one prompt of T tokens, without the vocabulary; G = key and value heads / heads.
+
+    L·(2·C·(2·C + 2·C·G + 3·N)·T + 4·C·T·(T + 1)/2)
+    """
+    width, tokens = size.n_embd, num_tokens
+    shared = width * size.n_key_value_head / size.n_head
+    products = 2 * width * (2 * width + 2 * shared + 3 * size.n_inner) * tokens
+    return size.n_layer * (products + 2 * width * tokens * (tokens + 1))
+
+
 def mlp_forward(sizes: Sequence[int]) -> float:
     """FLOP of one row through layers of these widths, inputs and outputs included."""
     return sum(2.0 * m * n for m, n in pairwise(sizes))

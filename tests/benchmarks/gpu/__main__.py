@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tests.benchmarks import machine
-from tests.benchmarks.gpu import peaks
+from tests.benchmarks.gpu import language_model, peaks
 from tests.benchmarks.gpu.cases import VARIANTS, Case
 from tests.benchmarks.gpu.report import tables
 from tests.benchmarks.record import RESULTS, Raw, Record
@@ -55,6 +55,7 @@ def measure(quick: bool) -> Raw:
     batches = BATCHES[:1] if quick else BATCHES
     return {
         "peaks": interleaved(candidates, REPEATS, warmups=1),
+        "language_model": language_model.measure(quick),
         "nets": {net: {str(n): _measure_case(net, n, quick) for n in batches} for net in NETS},
     }
 

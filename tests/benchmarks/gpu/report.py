@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
+from tests.benchmarks.gpu import language_model
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import ratio
 from tests.benchmarks.tables import Table
@@ -14,7 +15,8 @@ NET_NAMES = {"mlp": "MLP actor and critic", "gpt2": "GPT-2 critic (Table I, band
 def tables(raw: Raw) -> list[Table]:
     """One table a net."""
     peaks = {name: median(values) for name, values in raw["peaks"].items()}
-    return [_table(net, cases, peaks) for net, cases in raw["nets"].items()]
+    small = [_table(net, cases, peaks) for net, cases in raw["nets"].items()]
+    return [*small, language_model.table(raw["language_model"], raw["peaks"])]
 
 
 def _table(net: str, cases: Raw, peaks: dict[str, float]) -> Table:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from custom_models.heads import FeedForwardActor, distribution
+from custom_models.heads import LOG_STD_MAX, FeedForwardActor, distribution
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.flat_optimizer import FlatParameters
 from rl_service.algorithms.trust_region import (
@@ -104,14 +107,28 @@ def test_the_fisher_product_equals_the_full_hessian_of_the_kl(
         return kl.mean()
 
     hessian = torch.autograd.functional.hessian(mean_kl, start)
-    flat = FlatParameters(actor)
-    now = distribution(spec, actor(obs))
-    product = fisher_product(flat, old.kl(now).mean(), 0.1)  # type: ignore[arg-type]
+    product = fisher_product(actor, FlatParameters(actor), obs, partial(distribution, spec), 0.1)
     for _ in range(5):
         vector = torch.randn_like(start)
         torch.testing.assert_close(
             product(vector), hessian @ vector + 0.1 * vector, rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("log_std", ["free", "state"])
+def test_the_fisher_product_is_linear_and_symmetric_where_a_deviation_is_at_its_bound(
+    log_std: str,
+) -> None:
+    actor = small_actor(BOX, log_std)
+    head: Any = actor.head
+    with torch.no_grad():
+        (head.log_std if log_std == "free" else head.log_std_layer.bias).fill_(LOG_STD_MAX + 3.0)
+    obs = torch.randn(16, 4, dtype=torch.float64)
+    flat = FlatParameters(actor)
+    product = fisher_product(actor, flat, obs, partial(distribution, BOX), 0.0)
+    a, b = (torch.randn_like(flat.vector.detach()) for _ in range(2))
+    torch.testing.assert_close(product(2.0 * a - 3.0 * b), 2.0 * product(a) - 3.0 * product(b))
+    torch.testing.assert_close(a @ product(b), b @ product(a))
 
 
 class Point(nn.Module):
@@ -129,6 +146,9 @@ class Point(nn.Module):
     def kl(self) -> Tensor:
         moved = self.theta - self.start
         return 0.5 * moved @ self.fisher @ moved
+
+    def fisher_product(self, vector: Tensor) -> Tensor:
+        return self.fisher @ vector
 
     def surrogate(self) -> Tensor:
         return self.slope @ self.theta
@@ -154,8 +174,7 @@ def test_on_a_quadratic_problem_the_step_is_the_analytic_one() -> None:
     point, delta = Point(), 0.02
     flat = FlatParameters(point)
     gradient = flat.gradient(point.surrogate())
-    product = fisher_product(flat, point.kl(), 0.0)
-    step, residual = natural_step(gradient, product, max_kl=delta, iterations=20)
+    step, residual = natural_step(gradient, point.fisher_product, max_kl=delta, iterations=20)
     inverse = torch.linalg.solve(point.fisher, point.slope)
     expected = (2 * delta / (point.slope @ inverse)).sqrt() * inverse
     torch.testing.assert_close(step, expected, rtol=1e-6, atol=1e-8)
@@ -171,7 +190,7 @@ def test_a_step_that_is_too_long_is_shortened_until_it_keeps_the_limit() -> None
     flat = FlatParameters(point)
     step, _ = natural_step(
         flat.gradient(point.surrogate()),
-        fisher_product(flat, point.kl(), 0.0),
+        point.fisher_product,
         max_kl=0.02 * 15.9,  # KL grows with the square: a quarter of the length is the first fit
         iterations=20,
     )

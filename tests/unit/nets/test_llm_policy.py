@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,11 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from custom_models.configs import LLMPolicyConfig
+from custom_models.heads import distribution
 from custom_models.history import History, RunningHistory
 from custom_models.language_model import load_tokenizer
 from custom_models.llm_policy import LLMActor, build_writer
 from custom_models.observation_text import PADDING
 from custom_models.spaces import ActionSpec
+from rl_service.algorithms.flat_optimizer import FlatParameters
+from rl_service.algorithms.trust_region import fisher_product
 from tests.base_models import gpt2_tokenizer_folder
 
 OBS_SIZE = 4
@@ -219,6 +223,44 @@ def test_micro_batches_change_neither_outputs_nor_gradients(scoring: str) -> Non
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-6)
     for whole, split in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, split, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("finetune", ["lora", "full"])
+@pytest.mark.parametrize("size", [64, 2], ids=["at once", "in micro-batches"])
+@SPECS
+def test_the_fisher_product_passes_through_the_language_model(
+    spec: ActionSpec, size: int, finetune: str
+) -> None:
+    """Against the second derivative of the KL divergence."""
+    actor = build_actor(spec, finetune=finetune, micro_batch_size=size, task="Hold.\n")
+    flat = FlatParameters(actor)
+    inputs = actor.encode(random_history(spec, 1))
+    read = partial(distribution, spec)
+    product = fisher_product(actor, flat, inputs, read, 0.0)
+    whole = build_actor(spec, finetune=finetune, task="Hold.\n")
+    parameters = [p for p in whole.parameters() if p.requires_grad]
+    dist_inputs = whole(inputs)
+    kl = read(dist_inputs.detach()).kl(read(dist_inputs)).mean()  # type: ignore[arg-type]
+    slope = torch.autograd.grad(kl, parameters, create_graph=True)
+    for seed in range(2):
+        vector = torch.randn(len(flat.vector), generator=torch.Generator().manual_seed(seed))
+        along = torch.cat([part.reshape(-1) for part in slope]) @ vector
+        expected = torch.autograd.grad(along, parameters, retain_graph=True)
+        together = torch.cat([part.reshape(-1) for part in expected])
+        torch.testing.assert_close(product(vector), together, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("finetune", ["head", "lora"])
+def test_low_precision_is_that_of_the_language_model_alone(finetune: str) -> None:
+    actor = build_actor(BOX, finetune=finetune)
+    history = random_history(BOX, 1)
+    with torch.no_grad():
+        plain = actor(actor.encode(history))
+        actor.autocast_dtype = torch.bfloat16
+        low = actor(actor.encode(history))
+    assert low.dtype == torch.float32
+    assert not torch.equal(plain, low)
+    torch.testing.assert_close(plain, low, rtol=0, atol=2e-2)
 
 
 def test_the_seeds_head_starts_near_zero_with_unit_deviation() -> None:
