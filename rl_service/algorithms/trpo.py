@@ -58,7 +58,7 @@ class TRPOPolicy(ActorCriticPolicy):
         max_kl, iterations = self.algorithm.max_kl, self.algorithm.cg_iterations
         step, residual = natural_step(gradient, product, max_kl=max_kl, iterations=iterations)
         before = float(surrogate.detach())
-        searched = self._search(rows, step, before)
+        searched, entropy = self._search(rows, step, before)
         return {
             "policy_loss": -searched.surrogate,
             "surrogate_before": before,
@@ -68,7 +68,7 @@ class TRPOPolicy(ActorCriticPolicy):
             "step_accepted": float(searched.accepted),
             "cg_residual": residual,
             "grad_norm_actor": float(torch.linalg.vector_norm(gradient)),
-            "entropy": self._entropy(rows),
+            "entropy": entropy,
         }
 
     def _fisher_inputs(self, rows: ActorRows) -> Tensor:
@@ -79,15 +79,18 @@ class TRPOPolicy(ActorCriticPolicy):
             return rows.inputs
         return rows.inputs[self.permutation(num_rows)[:wanted]]
 
-    def _search(self, rows: ActorRows, step: Tensor, surrogate: float) -> Searched:
+    def _search(self, rows: ActorRows, step: Tensor, surrogate: float) -> tuple[Searched, float]:
+        """How the line search ended, and the mean entropy of the policy that it left."""
         old = self.sampling_distribution(rows)
+        new = old
 
         @torch.no_grad()
         def evaluate() -> Tried:
+            nonlocal new
             new = self.action_distribution(rows.inputs)
             return Tried(float(_surrogate(rows, new)), float(old.kl(new).mean()))
 
-        return line_search(
+        searched = line_search(
             self._actor_parameters,
             step,
             evaluate,
@@ -96,10 +99,8 @@ class TRPOPolicy(ActorCriticPolicy):
             factor=self.algorithm.line_search_factor,
             num_steps=self.algorithm.line_search_steps,
         )
-
-    @torch.no_grad()
-    def _entropy(self, rows: ActorRows) -> float:
-        return float(distribution(self.action_spec, self.net.actor(rows.inputs)).entropy().mean())
+        left = new if searched.accepted else old
+        return searched, float(left.entropy().mean())
 
     def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
         if self.algorithm.critic_optimizer == "adam":
