@@ -21,6 +21,8 @@ class Actor(nn.Module):
     """K: observations that it reads, the current one included."""
     num_inputs: int | None = None
     """Entries of a step's input; None if it is the current observation itself."""
+    feature_size: int = 0
+    """Width of `features`; 0 if the actor has none."""
     repeats_its_work: bool = True
     """Whether `forward` does the same operations for all inputs of a shape, whatever they hold,
     so that a GPU may record them."""
@@ -35,6 +37,10 @@ class Actor(nn.Module):
     @abstractmethod
     def forward(self, inputs: Tensor) -> Tensor:
         """`dist_inputs` (B, num_dist_inputs) from inputs (B, I)."""
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What a critic may read of the actor, (B, feature_size), without a gradient."""
+        raise NotImplementedError
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The weights that learning changes: all that rollout workers must be told."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 
 
-class _NetConfig(BaseModel):
-    """Settings that every actor-critic shares: those of the actor."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _NetConfig(_Strict):
+    """Settings that every actor-critic shares: those of the actor."""
 
     hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
     """Widths of the actor's hidden layers."""
@@ -48,15 +50,12 @@ class MLPConfig(_NetConfig):
         return 0
 
 
-class GPT2CriticConfig(_NetConfig):
-    """A small feed-forward actor, and a GPT-2 that reads the last K steps as the critic.
+class GPT2CriticSettings(_Strict):
+    """A GPT-2 that reads the last K steps and gives the value of the last.
 
     Defaults are the GPT2PPO seed's Table I, except `dropout` (the seed: 0.5).
     """
 
-    name: Literal["gpt2_critic"] = "gpt2_critic"
-    activation: Literal["tanh", "relu"] = "relu"
-    activate_last: bool = False
     context_length: PositiveInt = 64
     """K: steps that a value sees, its own included. A step is two tokens (state, action)."""
     attention: Literal["banded", "window"] = "banded"
@@ -75,7 +74,7 @@ class GPT2CriticConfig(_NetConfig):
     n_embd and n_positions then come from it."""
 
     @model_validator(mode="after")
-    def _check_arithmetic(self) -> GPT2CriticConfig:
+    def _check_arithmetic(self) -> Self:
         if self.pretrained is not None:
             return self
         problems = []
@@ -101,14 +100,28 @@ class GPT2CriticConfig(_NetConfig):
         return self.context_length - 1
 
 
+class GPT2CriticConfig(GPT2CriticSettings, _NetConfig):
+    """A small feed-forward actor, and a GPT-2 as the critic."""
+
+    name: Literal["gpt2_critic"] = "gpt2_critic"
+    activation: Literal["tanh", "relu"] = "relu"
+    activate_last: bool = False
+
+
 class LLMPolicyConfig(_NetConfig):
-    """A causal language model that reads observations as text as the actor, and an MLP critic.
+    """A causal language model that reads observations as text as the actor.
 
     Hidden sizes are those of the head on the last token's hidden state.
     """
 
     name: Literal["llm_policy"] = "llm_policy"
+    critic: Literal["mlp", "gpt2", "hidden_state"] = "mlp"
+    """`mlp`: on the observation. `gpt2`: on the last steps. `hidden_state`: an MLP on the hidden
+    state that the actor's head reads; its gradient does not reach the language model."""
     critic_hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    """Of the critics `mlp` and `hidden_state`."""
+    gpt2_critic: GPT2CriticSettings = GPT2CriticSettings()
+    """Of the critic `gpt2`."""
     pretrained: str | None = None
     """Folder of a causal language model (Hugging Face format), or the name of a fetched one
     (`rl-service models list`). None: a small GPT-2 of n_layer, n_head and n_embd with random
@@ -148,6 +161,8 @@ class LLMPolicyConfig(_NetConfig):
     @model_validator(mode="after")
     def _check(self) -> LLMPolicyConfig:
         problems = []
+        if self.critic != "gpt2" and self.gpt2_critic != GPT2CriticSettings():
+            problems.append("gpt2_critic is about critic=gpt2; set that, or leave it out")
         if self.action_scoring == "tokens" and self.finetune == "head":
             problems.append(
                 "action_scoring=tokens has no head, so with finetune=head nothing would learn; "
@@ -166,8 +181,10 @@ class LLMPolicyConfig(_NetConfig):
 
     @property
     def num_context_steps(self) -> int:
-        """Earlier steps that the critic reads: none."""
-        return 0
+        """Earlier steps that the critic reads, or that the prompt at a fragment's end holds."""
+        if self.critic == "gpt2":
+            return self.gpt2_critic.num_context_steps
+        return self.context_length - 1 if self.critic == "hidden_state" else 0
 
     @property
     def acting_context_length(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from custom_models.configs import GPT2CriticConfig
+from custom_models.configs import GPT2CriticSettings
 from custom_models.critic import PADDING_SEGMENT, Chunks, Critic
 from custom_models.heads import orthogonal_linear
 from custom_models.spaces import ActionSpec
@@ -27,7 +27,7 @@ class GPT2Critic(Critic):
     """
 
     def __init__(
-        self, config: GPT2CriticConfig, observation_size: int, action_spec: ActionSpec
+        self, config: GPT2CriticSettings, observation_size: int, action_spec: ActionSpec
     ) -> None:
         """Builds the critic; a pretrained trunk decides its own size.
 

@@ -51,6 +51,7 @@ class LLMActor(Actor):
         self.language_model: Any = load_language_model(config, len(tokenizer))
         self.is_frozen = config.finetune == "head"
         width: int = self.language_model.get_input_embeddings().weight.shape[1]
+        self.feature_size = width
         self.repeats_its_work = self.is_frozen
         self.num_inputs: int = width if self.is_frozen else self.writer.max_tokens
         """Entries of a step's input."""
@@ -116,6 +117,11 @@ class LLMActor(Actor):
         features = inputs if self.is_frozen else self._in_micro_batches(self.last_hidden, inputs)
         dist_inputs: Tensor = self.head(self.body(features))
         return dist_inputs
+
+    @torch.no_grad()
+    def features(self, inputs: Tensor) -> Tensor:
+        """The hidden states (B, C) that the inputs stand for."""
+        return inputs if self.is_frozen else self._in_micro_batches(self.last_hidden, inputs)
 
     def _in_micro_batches(self, read: Any, tokens: Tensor) -> Tensor:
         """Activations of one micro-batch at a time are kept for the gradient."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from custom_models.actor import Actor
-from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, ModelConfig
+from custom_models.configs import (
+    GPT2CriticConfig,
+    GPT2CriticSettings,
+    LLMPolicyConfig,
+    ModelConfig,
+)
 from custom_models.critic import Critic
 from custom_models.heads import FeedForwardActor
 from custom_models.mlp import MLPCritic
@@ -34,7 +39,28 @@ class ActorCritic(nn.Module):
         self.observation_size = observation_size
         self.action_spec = action_spec
         self.actor = build_actor(config, observation_size, action_spec)
-        self.critic = _build_critic(config, observation_size, action_spec) if with_critic else None
+        self.critic = self._build_critic() if with_critic else None
+        self.critic_reads_features = (
+            isinstance(config, LLMPolicyConfig) and config.critic == "hidden_state"
+        )
+        """Whether the critic reads the actor's features in the place of observations."""
+
+    def _build_critic(self) -> Critic:
+        config = self.config
+        if isinstance(config, GPT2CriticConfig):
+            return self._build_gpt2_critic(config)
+        num_inputs = self.observation_size
+        if isinstance(config, LLMPolicyConfig):
+            if config.critic == "gpt2":
+                return self._build_gpt2_critic(config.gpt2_critic)
+            if config.critic == "hidden_state":
+                num_inputs = self.actor.feature_size
+        return MLPCritic(num_inputs, config.critic_hidden_sizes, config.activation)
+
+    def _build_gpt2_critic(self, settings: GPT2CriticSettings) -> Critic:
+        from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
+
+        return GPT2Critic(settings, self.observation_size, self.action_spec)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
@@ -78,14 +104,6 @@ def build_actor(config: ModelConfig, observation_size: int, action_spec: ActionS
         log_std=config.log_std,
         log_std_init=config.log_std_init,
     )
-
-
-def _build_critic(config: ModelConfig, observation_size: int, action_spec: ActionSpec) -> Critic:
-    if isinstance(config, GPT2CriticConfig):
-        from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
-
-        return GPT2Critic(config, observation_size, action_spec)
-    return MLPCritic(observation_size, config.critic_hidden_sizes, config.activation)
 
 
 def build_actor_critic(

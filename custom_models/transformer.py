@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2Model
 
 from custom_models.block_attention import block_attention
-from custom_models.configs import GPT2CriticConfig
+from custom_models.configs import GPT2CriticSettings
 from custom_models.critic import PADDING_SEGMENT
 from custom_models.dropout import dropout
 
@@ -80,7 +80,7 @@ def _block_steps(num_steps: int, context_length: int) -> int:
     return min(BLOCK_STEPS, num_steps)
 
 
-def load_gpt2(config: GPT2CriticConfig) -> GPT2Model:
+def load_gpt2(config: GPT2CriticSettings) -> GPT2Model:
     """A GPT-2 with random weights of the configured size, or a pretrained one from a folder.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, ModelConfig
+from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, ModelConfig
 from custom_models.spaces import ActionSpec
 from rl_service.config.text import one_line
 
@@ -19,25 +19,31 @@ _DEFAULT_VOCABULARY = 50257  # Hugging Face's, where the config does not say
 
 
 def check_pretrained(model: ModelConfig) -> list[str]:
-    """The reasons for which `model.pretrained` cannot be used, one line each."""
-    if not isinstance(model, GPT2CriticConfig) or model.pretrained is None:
+    """The reasons for which a critic's `pretrained` cannot be used, one line each."""
+    if isinstance(model, LLMPolicyConfig):
+        return _gpt2_problems(model.gpt2_critic, "model.gpt2_critic")
+    return _gpt2_problems(model, "model") if isinstance(model, GPT2CriticSettings) else []
+
+
+def _gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
+    if critic.pretrained is None:
         return []
-    folder = Path(model.pretrained).expanduser()
+    folder = Path(critic.pretrained).expanduser()
     try:
         config = _read_config(folder)
         _check_weights(folder / WEIGHTS_FILE, config)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return [
-            f"model.pretrained={model.pretrained} holds no usable GPT-2: {reason}; give a folder "
-            f"with {CONFIG_FILE} and {WEIGHTS_FILE} in Hugging Face format"
+            f"{where}.pretrained={critic.pretrained} holds no usable GPT-2: {reason}; give a "
+            f"folder with {CONFIG_FILE} and {WEIGHTS_FILE} in Hugging Face format"
         ]
     positions = int(config["n_positions"])
-    if 2 * model.context_length > positions:
+    if 2 * critic.context_length > positions:
         return [
-            f"model.context_length={model.context_length} needs {2 * model.context_length} "
+            f"{where}.context_length={critic.context_length} needs {2 * critic.context_length} "
             f"positions (a state and an action token per step), and the GPT-2 in "
-            f"{model.pretrained} has {positions}; use at most {positions // 2}"
+            f"{critic.pretrained} has {positions}; use at most {positions // 2}"
         ]
     return []
 

@@ -13,7 +13,14 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch
 from rl_service.rollout.advantages import generalized_advantages
 from rl_service.rollout.chunks import ChunkPlan, gather_chunks, plan_chunks
-from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns, context_rows, segment_ids
+from rl_service.rollout.fragments import (
+    ACTOR_INPUTS,
+    LOSS_MASK,
+    Columns,
+    context_rows,
+    history_at,
+    segment_ids,
+)
 
 CHUNK_CONTEXTS = 4
 """Most values per chunk of a critic with context, in contexts K. Each chunk also passes over K-1
@@ -55,12 +62,30 @@ def _cut(
     )
     chunks = gather_chunks(
         plan,
-        policy.to_device(batch[SampleBatch.OBS]),
+        critic_inputs(policy, batch, segments),
         policy.to_device(batch[SampleBatch.ACTIONS]),
         policy.to_device(batch[SampleBatch.T]),
         policy.to_device(segments),
     )
     return plan, chunks
+
+
+def critic_inputs(
+    policy: ActorCriticPolicy, batch: Columns, segments: npt.NDArray[np.int64]
+) -> Tensor:
+    """What the critic reads of each row, (N, O), or (N, C) if those are the actor's features."""
+    if not policy.net.critic_reads_features:
+        return policy.to_device(batch[SampleBatch.OBS])
+    actor, mask = policy.net.actor, batch[LOSS_MASK]
+    features = torch.zeros((len(mask), actor.feature_size), device=policy.device)
+    steps = policy.to_device(mask)
+    features[steps] = actor.features(policy.to_device(batch[ACTOR_INPUTS][mask]))
+    # Nobody has acted on the observations that end the fragments.
+    finals = np.flatnonzero(~mask & ~context_rows(batch, segments))
+    if len(finals):
+        history = history_at(batch, segments, finals, actor.context_length)
+        features[policy.to_device(finals)] = actor.features(actor.encode(history))
+    return features
 
 
 def _chunk_length(policy: ActorCriticPolicy) -> int:

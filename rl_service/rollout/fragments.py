@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from ray.rllib.policy.sample_batch import SampleBatch
 
+from custom_models.history import History
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 
 LOSS_MASK = "loss_mask"
@@ -58,6 +59,23 @@ def context_rows(batch: Columns, segments: npt.NDArray[np.int64]) -> npt.NDArray
     final[1:] = ~mask[1:] & mask[:-1] & (segments[1:] == segments[:-1])
     context: npt.NDArray[np.bool_] = ~mask & ~final
     return context
+
+
+def history_at(
+    batch: Columns,
+    segments: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    context_length: int,
+) -> History:
+    """What an actor of that context length would read at rows (R,)."""
+    places = rows[:, None] + np.arange(1 - context_length, 1)  # (R, K)
+    there = (places >= 0) & (segments[places.clip(0)] == segments[rows][:, None])
+    places = places.clip(0)
+    return History(
+        batch[SampleBatch.OBS][places],
+        batch[SampleBatch.ACTIONS][places[:, :-1]],
+        there[:, :-1].sum(1),
+    )
 
 
 def rows_from_view(batch: SampleBatch, num_context_steps: int) -> SampleBatch:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from custom_models.configs import LLMPolicyConfig
+from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig
 from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
+from rl_service.algorithms.batch import critic_inputs
 from rl_service.checks import check_settings
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
 from rl_service.errors import BundleError, CheckpointError, ObservationError
@@ -29,11 +30,14 @@ from tests.small_runs import assert_resume_is_exact, small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
+SMALL_GPT2 = GPT2CriticSettings(context_length=4, n_layer=1, n_head=2, n_embd=16)
 SMALL = LLMPolicyConfig(
     hidden_sizes=(16,), critic_hidden_sizes=(16,), n_layer=1, n_head=2, n_embd=16, context_length=2
 )
 LORA = SMALL.model_copy(update={"finetune": "lora"})
 FULL = SMALL.model_copy(update={"finetune": "full", "micro_batch_size": 16})
+ON_GPT2 = SMALL.model_copy(update={"critic": "gpt2", "gpt2_critic": SMALL_GPT2})
+ON_FEATURES = {"critic": "hidden_state"}
 TOKENS = FULL.model_copy(update={"action_scoring": "tokens", "context_length": 1})
 
 
@@ -68,8 +72,16 @@ def on(base_model: Path, **changes: Any) -> LLMPolicyConfig:
         (FULL, TRPOSettings, "Pendulum-v1", 0),
         (TOKENS, PPOSettings, "CartPole-v1", 0),
         (TOKENS, TRPOSettings, "CartPole-v1", 0),
+        (ON_GPT2, PPOSettings, "CartPole-v1", 2),
+        (SMALL.model_copy(update=ON_FEATURES), PPOSettings, "Pendulum-v1", 2),
+        (LORA.model_copy(update=ON_FEATURES), TRPOSettings, "CartPole-v1", 0),
+        (TOKENS.model_copy(update=ON_FEATURES), A2CSettings, "CartPole-v1", 0),
     ],
-    ids=lambda value: getattr(value, "finetune", None) or getattr(value, "__name__", str(value)),
+    ids=lambda value: (
+        f"{value.finetune}-{value.critic}"
+        if isinstance(value, LLMPolicyConfig)
+        else getattr(value, "__name__", str(value))
+    ),
 )
 def test_every_way_of_learning_trains_with_every_algorithm(
     model: LLMPolicyConfig,
@@ -110,6 +122,26 @@ def test_inputs_that_rollout_ships_are_those_of_the_steps_themselves(env: str, b
         np.testing.assert_allclose(batch[ACTOR_INPUTS][row], again, rtol=0, atol=1e-5)
         checked += 1
     assert checked >= 76
+
+
+@pytest.mark.parametrize("finetune", ["head", "lora"])
+def test_a_critic_on_the_hidden_state_reads_at_the_cut_what_the_actor_reads_there(
+    finetune: str, build: Any
+) -> None:
+    model = SMALL.model_copy(update={**ON_FEATURES, "finetune": finetune, "context_length": 3})
+    algorithm = build(small_settings(model, env="Pendulum-v1"))  # no episode ends here
+    policy, worker = algorithm.learner_policy, algorithm.env_runner
+    assert policy.net.critic.body[0].in_features == 16
+    before = {name: np.asarray(column) for name, column in worker.sample(5).items()}
+    after = {name: np.asarray(column) for name, column in worker.sample(5).items()}
+    read = critic_inputs(policy, before, segment_ids(before))
+    finals = ~before[LOSS_MASK] & ~context_rows(before, segment_ids(before))
+    firsts = np.flatnonzero(after[LOSS_MASK] & (after["t"] == 5))
+    inputs = torch.from_numpy(after[ACTOR_INPUTS][firsts])
+    assert 0 < finals.sum() == len(firsts)
+    expected = policy.net.actor.features(inputs)
+    torch.testing.assert_close(read[finals], expected, rtol=0, atol=1e-5)
+    assert not read.requires_grad  # the critic's gradient ends here
 
 
 @pytest.mark.parametrize(
