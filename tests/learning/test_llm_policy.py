@@ -11,7 +11,7 @@ from tests.learning.training import train
 
 
 @pytest.mark.parametrize(
-    ("env", "algorithm", "batch"), [("CartPole-v1", "ppo", 256), ("HalfCheetah-v4", "trpo", 160)]
+    ("env", "algorithm", "batch"), [("CartPole-v1", "ppo", 256), ("HalfCheetah-v4", "trpo", 200)]
 )
 @pytest.mark.parametrize("finetune", ["head", "lora"])
 def test_smollm2_trains_two_iterations(
