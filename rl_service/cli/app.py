@@ -10,6 +10,7 @@ import typer
 from rl_service.cli.doctor import doctor
 from rl_service.cli.evaluate import evaluate
 from rl_service.cli.models import models
+from rl_service.cli.policies import policies
 from rl_service.cli.train import train
 from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
 
@@ -33,6 +34,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(doctor)
 app.add_typer(models)
+app.add_typer(policies)
 
 
 @app.callback(invoke_without_command=True)
