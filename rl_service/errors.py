@@ -5,6 +5,7 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── EnvError               an environment that is unknown or that a model cannot read
 ├── CheckpointError        a missing, truncated or foreign checkpoint
 ├── BundleError            a missing, truncated or foreign policy bundle
+├── RegistryError          a policy, version or alias that is unknown, a registry out of reach
 ├── ObservationError       an observation that a policy cannot read
 ├── BaseModelError         a base model that cannot be fetched or converted
 ├── OutputError            a folder that cannot be written, a full disk
@@ -37,6 +38,10 @@ class CheckpointError(RLServiceError):
 
 class BundleError(RLServiceError):
     """A policy bundle is missing, truncated, foreign, or fails its parity check."""
+
+
+class RegistryError(RLServiceError):
+    """A registry has no such policy, version or alias, or cannot be read or written."""
 
 
 class ObservationError(RLServiceError):

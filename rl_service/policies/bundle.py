@@ -27,6 +27,7 @@ from rl_service.config.text import one_line
 from rl_service.errors import BundleError
 from rl_service.normalization import ObservationNormalizer
 from rl_service.policies.card import model_card
+from rl_service.policies.files import CARD_FILE, SPEC_FILE, WEIGHTS_FILE
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
 from rl_service.policies.replace import replacing_folder
 from rl_service.policies.runner import PolicyRunner
@@ -42,7 +43,6 @@ from rl_service.policies.spec import (
     space_spec,
 )
 
-SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"
 MAX_SPEC_BYTES = 16 * 2**20
 _ACTOR = "actor."
 Schema = TypeVar("Schema", bound=BaseModel)

@@ -1,0 +1,186 @@
+"""Where a registry keeps its files: a folder here, or whatever fsspec reaches elsewhere.
+
+A file is created once and never changed. So readers need no lock, and of two writers of one file
+exactly one succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from rl_service.config.text import one_line
+from rl_service.errors import BundleError, RegistryError, RLServiceError
+from rl_service.files import sync_to_disk
+from rl_service.policies.files import BUNDLE_FILES, bundle_sha256
+
+_ABANDONED_S = 24 * 3600.0
+"""Age at which half a copy can only be what a killed process left."""
+
+
+class Storage(Protocol):
+    """Files below a root; paths are relative to it, with `/` between their parts."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; none if there is no such folder."""
+
+    def read(self, paths: list[str]) -> list[bytes]:
+        """Contents of files."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Writes a file, whole or not at all; False if there is another one already."""
+
+    def put_bundle(self, bundle: Path, folder: str, sha256: str) -> None:
+        """Copies a bundle into a folder that is named after its digest.
+
+        Raises:
+            BundleError: if the bundle has not that digest, or changes meanwhile.
+        """
+
+    def get_bundle(self, folder: str, sha256: str) -> Path:
+        """A local folder of that bundle.
+
+        Raises:
+            BundleError: if it was damaged on its way.
+            RegistryError: if it is missing.
+        """
+
+
+def open_storage(root: str) -> Storage:
+    """The storage at a root, which need not exist yet.
+
+    Args:
+        root: a folder, `~` allowed, or a URI that fsspec knows (`s3://…`, `memory://…`).
+
+    Raises:
+        RegistryError: if nothing here can reach such a URI.
+    """
+    if "://" not in root:
+        return LocalStorage(Path(root).expanduser().absolute())
+    from rl_service.policies.remote_storage import open_uri
+
+    return open_uri(root)
+
+
+@contextlib.contextmanager
+def registry_errors(root: str | Path) -> Iterator[None]:
+    """Turns a failure to reach the registry into a RegistryError of one line."""
+    try:
+        yield
+    except RLServiceError:
+        raise
+    except Exception as error:  # OSError here; elsewhere fsspec's libraries have their own
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        text = one_line(reason) or type(error).__name__
+        raise RegistryError(
+            f"the policy registry {root} cannot be used: {text}; mend that, or choose another "
+            f"with --root, tracking.registry or $RL_SERVICE_REGISTRY"
+        ) from error
+
+
+class LocalStorage:
+    """A folder, which several processes and machines may share."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def names(self, folder: str) -> list[str]:
+        with registry_errors(self._root):
+            try:
+                return sorted(os.listdir(self._root / folder))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def read(self, paths: list[str]) -> list[bytes]:
+        with registry_errors(self._root):
+            return [(self._root / path).read_bytes() for path in paths]
+
+    def create(self, path: str, content: bytes) -> bool:
+        target = self._root / path
+        with registry_errors(self._root):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(name, 0o644)  # mkstemp makes files that only their owner may read
+                os.link(name, target)  # unlike a rename, it fails if there is a target
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(name)
+            sync_to_disk(target.parent)
+        return True
+
+    def put_bundle(self, bundle: Path, folder: str, sha256: str) -> None:
+        target = self._root / folder
+        with registry_errors(self._root):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(target.parent)
+            if target.exists():
+                return
+            staged = Path(tempfile.mkdtemp(prefix=".copying-", dir=target.parent))
+            try:
+                copy_bundle(bundle, staged, sha256)
+                staged.chmod(0o755)  # mkdtemp makes folders that only their owner may enter
+                with contextlib.suppress(FileExistsError):
+                    _rename(staged, target)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+            sync_to_disk(target.parent)
+
+    def get_bundle(self, folder: str, sha256: str) -> Path:
+        path = self._root / folder
+        if not path.is_dir():
+            raise RegistryError(f"{path} is missing; copy it back, or register that policy again")
+        return path
+
+
+def copy_bundle(source: Path, target: Path, sha256: str) -> None:
+    """Copies the files of a bundle into an empty folder, and waits for the disk.
+
+    Raises:
+        BundleError: if the copy has another digest.
+    """
+    for name in BUNDLE_FILES:
+        shutil.copyfile(source / name, target / name)
+        sync_to_disk(target / name)
+    check_digest(target, source, sha256)
+    sync_to_disk(target)
+
+
+def check_digest(folder: Path, source: object, sha256: str) -> None:
+    """Raises a BundleError if the bundle in a folder, a copy of `source`, has another digest."""
+    if bundle_sha256(folder) != sha256:
+        raise BundleError(
+            f"{source} is damaged, or changed while it was copied: its sha256 is not "
+            f"{sha256[:12]}…; try again, or register that policy anew"
+        )
+
+
+def _rename(staged: Path, target: Path) -> None:
+    """Renames a folder; a FileExistsError means that another process was first."""
+    try:
+        staged.rename(target)
+    except OSError as error:
+        if target.is_dir():  # the same content, so nothing is lost
+            raise FileExistsError(target) from error
+        raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for path in folder.glob(".copying-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(path)
