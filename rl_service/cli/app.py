@@ -10,6 +10,7 @@ import typer
 from rl_service.cli.doctor import doctor
 from rl_service.cli.evaluate import evaluate
 from rl_service.cli.models import models
+from rl_service.cli.serve import serve
 from rl_service.cli.train import train
 from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(serve)
 app.command()(doctor)
 app.add_typer(models)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 from rl_service.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
+    from rl_service.serving.security import Tokens
     from rl_service.serving.server import Server
 
 
@@ -55,33 +58,37 @@ def serve(
         "max_replicas": max_replicas,
         "canary": _share(canary),
     }
-    needs_token = _check(arguments, host, token_file)
-    from rl_service.runs.signals import StopRequest
+    tokens = _tokens(host, token_file)
+    examples = _examples(policies, registry)
+    from rl_service.runs.signals import StopRequest, interruptible
     from rl_service.serving.server import running_server
 
-    with StopRequest() as stop:
-        with running_server(arguments, host, port) as server:
-            _show(server, needs_token)
-            while not stop.requested:
-                stop.wait()
-            typer.echo("stopping: requests under way are answered first", err=True)
+    with interruptible(), running_server(arguments, host, port) as server, StopRequest() as stop:
+        _show(server, examples, tokens.required)
+        while not stop.requested:
+            time.sleep(0.1)
+        typer.echo("stopping: requests under way are answered first", err=True)
 
 
-def _check(arguments: dict[str, Any], host: str, token_file: Path | None) -> bool:
-    """Reads all that the replicas will read, so that mistakes show before anything starts.
-
-    Returns:
-        Whether requests need a token.
-    """
-    from rl_service.policies.bundle import load_bundle
+def _tokens(host: str, token_file: Path | None) -> Tokens:
     from rl_service.serving.security import Tokens, check_bind
-    from rl_service.serving.sources import find_sources
 
     tokens = Tokens(token_file)
     check_bind(host, tokens)
-    for source in find_sources(arguments["policies"], arguments["registry"]):
-        load_bundle(source.fetch(source.wanted()))
-    return tokens.required
+    return tokens
+
+
+def _examples(policies: list[str], registry: str | None) -> dict[str, Any]:
+    """An observation for each policy; all are loaded, so that mistakes show before Ray starts."""
+    from rl_service.policies.bundle import load_bundle
+    from rl_service.serving.openapi import example_observation
+    from rl_service.serving.sources import find_sources
+
+    sources = find_sources(policies, registry)
+    return {
+        source.name: example_observation(load_bundle(source.fetch(source.wanted())).spec)
+        for source in sources
+    }
 
 
 def _replicas(text: str) -> tuple[int, int]:
@@ -103,16 +110,15 @@ def _share(text: str) -> float:
     return percent / 100.0
 
 
-def _show(server: Server, needs_token: bool) -> None:
-    import json
-
-    import httpx
-
+def _show(server: Server, examples: dict[str, Any], needs_token: bool) -> None:
     for note in server.notes:
         typer.echo(f"note: {note}", err=True)
-    typer.echo(f"serving at {server.url}  (routes: {server.url}/docs)")
+    typer.echo(f"serving {', '.join(examples)} at {server.url} (routes: {server.url}/docs)")
     typer.echo(f"log: {server.log_folder}")
-    typer.echo("try:")
-    for line in server.curl_lines(needs_token):
-        typer.echo(f"  {line}")
+    name, observation = next(iter(examples.items()))
+    token = ' -H "Authorization: Bearer $TOKEN"' if needs_token else ""
+    typer.echo(
+        f"try: curl -s {server.url}/v1/policies/{name}/act -H 'Content-Type: application/json'"
+        f"{token} -d '{json.dumps({'observation': observation})}'"
+    )
     typer.echo("Ctrl-C stops it")

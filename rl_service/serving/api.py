@@ -227,7 +227,9 @@ class Api:
             size += len(chunk)
             if size > limit:
                 raise RequestError(
-                    413, "body_too_large", f"the body has more than {limit} bytes; send less at once"
+                    413,
+                    "body_too_large",
+                    f"the body has more than {limit} bytes; send less",
                 )
             chunks.append(chunk)
         return b"".join(chunks)

@@ -120,8 +120,7 @@ class Batcher:
         if length == 1:
             return None
         histories = [
-            item.history
-            or History.first_steps(item.obs.reshape(len(item.obs), -1), length, spec)
+            item.history or History.first_steps(item.obs.reshape(len(item.obs), -1), length, spec)
             for item in batch
         ]
         return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))

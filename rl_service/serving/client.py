@@ -81,7 +81,7 @@ _Attempts = Generator[float, httpx.Response | httpx.TransportError, dict[str, An
 
 
 def _attempts(call: _Call, patience_s: float) -> _Attempts:
-    """Takes what each attempt brought, yields how long to wait before the next, ends with the reply.
+    """Takes the outcome of each attempt, yields the wait before the next, ends with the reply.
 
     All attempts carry the same request id, so that a step of a session is taken once however
     often it is sent.

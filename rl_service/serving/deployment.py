@@ -85,7 +85,7 @@ class PolicyService:
         given = Arguments.model_validate(arguments)
         prepare_process(num_threads=1)
         replica = serve.get_replica_context().replica_id.unique_id
-        self._log = log_to(_log_folder() / f"requests-{replica}.jsonl")
+        self._log = log_to(ray_logs() / "serve" / f"requests-{replica}.jsonl")
         self._shared = _SharedHandle()
         self._metrics, self._replica = ServingMetrics(), replica
         tokens = Tokens(Path(given.token_file) if given.token_file else None)
@@ -196,6 +196,6 @@ def _replicas(given: Arguments) -> dict[str, Any]:
     }
 
 
-def _log_folder() -> Path:
-    session: str = ray._private.worker.global_worker.node.get_logs_dir_path()
-    return Path(session) / "serve"
+def ray_logs() -> Path:
+    """Where this Ray's processes on this machine write."""
+    return Path(ray._private.worker.global_worker.node.get_logs_dir_path())

@@ -282,9 +282,7 @@ class Engine:
             return
         if self._canary_share:
             served.canary = Canary(wanted, self._canary_share)
-            _logger.info(
-                "canary_started", extra={"fields": {"policy": name, "version": wanted}}
-            )
+            _logger.info("canary_started", extra={"fields": {"policy": name, "version": wanted}})
         else:
             await self._move_to(served, wanted)
 

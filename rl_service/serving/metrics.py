@@ -87,9 +87,7 @@ def merged(pages: dict[str, str]) -> str:
     for replica, page in sorted(pages.items()):
         for family in text_string_to_metric_families(page):
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            heads[name] = (
-                f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}"
-            )
+            heads[name] = f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}"
             samples.setdefault(name, []).extend(
                 _line(s.name, {**s.labels, "replica": replica}.items(), s.value)
                 for s in family.samples

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rl_service import __version__
-from rl_service.policies.spec import BoxSpec, DiscreteSpec
+from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
 from rl_service.serving.engine import Loaded
 from rl_service.serving.limits import Limits
 
@@ -91,7 +93,7 @@ def _session_paths(policies: Sequence[Loaded]) -> Schema:
         _closed({"policy": {"type": "string", "examples": names}}, "policy"),
         {"policy": names[0]},
     )
-    example = {"observation": _example_observation(policies[0])}
+    example = {"observation": example_observation(policies[0].policy.spec)}
     acted = _operation(
         "The next step of a session",
         {"anyOf": [_reply_schema(policy) for policy in policies]},
@@ -215,14 +217,11 @@ def _policy_action(loaded: Loaded) -> Schema:
 
 
 def _act_example(loaded: Loaded) -> Schema:
-    return {"observation": _example_observation(loaded)}
+    return {"observation": example_observation(loaded.policy.spec)}
 
 
-def _example_observation(loaded: Loaded) -> Any:
+def example_observation(spec: PolicySpec) -> Any:
     """A recorded one, rounded to what a person can read."""
-    import numpy as np
-
-    spec = loaded.policy.spec
     row = np.round(np.array(spec.parity.observations[0]), 3)
     return row.reshape(spec.observation_space.shape).tolist()
 

@@ -44,7 +44,8 @@ const choose = () => {{
   const zeros = shape => shape.length === 0 ? 0
     : Array.from({{length: shape[0]}}, () => zeros(shape.slice(1)));
   const policy = policies[$("policy").value];
-  if (policy) $("body").value = JSON.stringify({{observation: zeros(policy.observation_space.shape)}});
+  const observation = zeros(policy?.observation_space.shape ?? []);
+  if (policy) $("body").value = JSON.stringify({{observation}});
 }};
 const load = async () => {{
   try {{

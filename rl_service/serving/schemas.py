@@ -38,15 +38,15 @@ def act_body(obs_ndim: int, action_ndim: int) -> type[Body]:
         obs_ndim: dimensions of one observation.
         action_ndim: dimensions of one action in the policy's units: 0 or 1.
     """
-    obs, action = nested(obs_ndim), nested(action_ndim)
+    obs, rows, actions = nested(obs_ndim), nested(obs_ndim + 1), nested(action_ndim + 1)
     history = create_model(
-        "History", __base__=Body, observations=(list[obs], ...), actions=(list[action], ...)
+        "History", __base__=Body, observations=(rows, ...), actions=(actions, ...)
     )
     return create_model(
         "Act",
         __base__=Body,
         observation=(obs | None, None),
-        observations=(list[obs] | None, None),
+        observations=(rows | None, None),
         deterministic=(bool, True),
         history=(history | list[history] | None, None),
     )
@@ -91,9 +91,7 @@ def read_body(schema: type[Any], body: bytes, expected: str) -> Any:
     if problem["type"] == "json_invalid":
         raise RequestError(400, "invalid_json", f"the body is no JSON: {message}; send {expected}")
     where = ".".join(str(part) for part in problem["loc"][:4])[:_SHOWN_CHARACTERS] or "body"
-    raise RequestError(
-        422, "invalid_request", one_line(f"{where}: {message}; expected {expected}")
-    )
+    raise RequestError(422, "invalid_request", one_line(f"{where}: {message}; expected {expected}"))
 
 
 def as_array(rows: list[Any], shape: tuple[int, ...], what: str, dtype: Any = np.float32) -> Any:

@@ -1,4 +1,7 @@
-"""A local Ray with Serve, on ports of its own, for the length of a `with` block."""
+"""A local Ray with Serve, on ports of its own, for the length of a `with` block.
+
+One a process: Ray and Serve read their switches when they are imported.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError, SettingsError
 from rl_service.machine import available_cpus
+from rl_service.ray_session import own_sigterm
 
 _START_TIMEOUT_S = 120.0
 _PORTS_PER_SERVER = 64
@@ -50,35 +54,33 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
     import ray  # only now: Serve reads its switches when it is imported
     from ray import serve
 
-    from rl_service.serving.deployment import build_app
+    from rl_service.serving.deployment import build_app, ray_logs
 
     try:
-        ray.init(
-            address="local",
-            num_cpus=available_cpus() + arguments.get("max_replicas", 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=str(folder / "ray"),
-            _node_ip_address="127.0.0.1",
-        )
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": host, "port": port},
-            logging_config={"log_level": "WARNING", "enable_access_log": False},
-        )
-        serve.run(build_app(arguments), name="rl-service", route_prefix="/")
-        url = f"http://{_in_url(host)}:{port}"
-        _wait_until_it_answers(url)
-        logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()) / "serve"
-        yield Server(url, notes, logs)
+        with contextlib.ExitStack() as stack:
+            with own_sigterm():
+                stack.callback(ray.shutdown)
+                ray.init(
+                    address="local",
+                    num_cpus=available_cpus() + arguments.get("max_replicas", 1),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    _temp_dir=str(folder / "ray"),
+                    _node_ip_address="127.0.0.1",
+                )
+            stack.callback(serve.shutdown)
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": host, "port": port},
+                logging_config={"log_level": "WARNING", "enable_access_log": False},
+            )
+            serve.run(build_app(arguments), name="rl-service", route_prefix="/")
+            url = f"http://{_in_url(host)}:{port}"
+            _wait_until_it_answers(url)
+            yield Server(url, notes, ray_logs() / "serve")
     except (RuntimeError, ray.exceptions.RayError, TimeoutError) as error:
-        raise ResourceError(
-            f"the service did not start ({one_line(error)[-300:]}); its logs were in {folder}"
-        ) from error
+        raise ResourceError(f"the service did not start ({one_line(error)[-300:]})") from error
     finally:
-        with contextlib.suppress(Exception):
-            serve.shutdown()
-        ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -89,6 +91,7 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
         Notes on what is not on.
     """
     first_port = _free_ports(_PORTS_PER_SERVER)
+    last_port = first_port + _PORTS_PER_SERVER - 1
     proxy = folder / "haproxy"
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -98,10 +101,10 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A replica that goes is out of HAProxy's list within this time.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(last_port - 2),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + _PORTS_PER_SERVER - 3),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last_port - 3),
     }
-    metrics_port, stats_port = first_port + _PORTS_PER_SERVER - 1, first_port + _PORTS_PER_SERVER - 2
     binary, problem = _haproxy()
     if binary is not None:
         wanted |= {
@@ -112,8 +115,8 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(last_port),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(last_port - 1),
             # Counted by the replicas already; see `rl_service.serving.metrics`.
             "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",

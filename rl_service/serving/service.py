@@ -92,7 +92,10 @@ class Service:
         obs = as_array(rows, shape, "observations")  # (B, *shape)
         chosen = known if version is not None else await self.engine.chosen(name)
         loaded, actions = await self._ask(
-            chosen, obs, request.deterministic, lambda loaded: _history(loaded, request.history, obs)
+            chosen,
+            obs,
+            request.deterministic,
+            lambda asked: _history(asked, request.history, obs),
         )
         return _act_reply(loaded, actions, single)
 
@@ -168,7 +171,7 @@ class Service:
             loaded,
             obs,
             request.deterministic,
-            lambda loaded: loaded.memory.history(state.memory, flat),
+            lambda asked: asked.memory.history(state.memory, flat),
         )
         reply = _act_reply(answered, actions, single=True) | {"step": state.num_steps}
         after = SessionState(

@@ -86,7 +86,7 @@ class SessionTable:
         """The state before the next step; None for a session that is unknown or expired."""
         self._forget_expired()
         session = self._sessions.get(session_id)
-        return session and session.state
+        return None if session is None else session.state
 
     def commit(self, session_id: str, state: SessionState) -> bool:
         """Takes the state after a step; false if that step was taken already, or is out of date."""
@@ -100,7 +100,7 @@ class SessionTable:
         """Forgets a session and returns its last state."""
         self._forget_expired()
         session = self._sessions.pop(session_id, None)
-        return session and session.state
+        return None if session is None else session.state
 
     def _put(self, session_id: str, state: SessionState) -> None:
         self._sessions[session_id] = _Session(state, self._clock() + self._ttl_s)
