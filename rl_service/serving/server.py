@@ -49,7 +49,8 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         ResourceError: if the port is taken, or Ray or Serve do not start.
     """
     port = _check_port(host, port)
-    folder = Path(tempfile.mkdtemp(prefix="rls"))  # short: Ray's sockets live below it
+    # Short, whatever TMPDIR says: sockets of Ray and HAProxy live below it.
+    folder = Path(tempfile.mkdtemp(prefix="rls", dir="/tmp"))
     notes = _set_environment(folder)
     import ray  # only now: Serve reads its switches when it is imported
     from ray import serve
@@ -92,7 +93,6 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
     """
     first_port = _free_ports(_PORTS_PER_SERVER)
     last_port = first_port + _PORTS_PER_SERVER - 1
-    proxy = folder / "haproxy"
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # see `rl_service.ray_session`
@@ -110,11 +110,11 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
         wanted |= {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(_on_loopback(binary, folder)),
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(last_port),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(last_port - 1),
             # Counted by the replicas already; see `rl_service.serving.metrics`.

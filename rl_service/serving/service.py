@@ -249,7 +249,7 @@ def _history(loaded: Loaded, given: Any, obs: FloatArray) -> History | None:
             )
         earlier = as_array(item.observations, row.shape, "history.observations")
         taken = as_array(item.actions, action_shape, "history.actions")
-        steps = earlier.reshape(len(earlier), -1), memory.read_actions(taken)
+        steps = earlier.reshape(len(earlier), row.size), memory.read_actions(taken)
         histories.append(memory.of_steps(*steps, row.reshape(-1)))
     return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
 
