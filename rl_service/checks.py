@@ -11,8 +11,9 @@ from custom_models.spaces import ActionSpec, observation_size
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
 from rl_service.envs import env_spaces
-from rl_service.errors import EnvError
+from rl_service.errors import EnvError, RegistryError
 from rl_service.machine import available_cpus, available_gpus, missing_cpus
+from rl_service.policies.registry import PolicyRegistry
 from rl_service.pretrained import check_pretrained, check_prompts
 
 
@@ -27,8 +28,9 @@ def check_settings(settings: Settings) -> list[str]:
 
 
 def check_machine(settings: Settings) -> list[str]:
-    """The reasons that lie in the environment, the weights, the CPUs and the GPUs."""
+    """The reasons that lie in the environment, the weights, the registry, the CPUs and GPUs."""
     problems = [*_env_problems(settings), *check_pretrained(settings.model)]
+    problems += _registry_problems(settings.tracking.registry)
     if not os.environ.get("RAY_ADDRESS"):
         problems += _resource_problems(settings.resources)
     return problems
@@ -44,6 +46,15 @@ def _env_problems(settings: Settings) -> list[str]:
         return []
     size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
     return check_prompts(settings.model, size, spec)
+
+
+def _registry_problems(root: str | None) -> list[str]:
+    """Why nothing here reaches the registry, which is found out without asking it."""
+    try:
+        PolicyRegistry(root)
+    except RegistryError as error:
+        return [str(error)]
+    return []
 
 
 def check_env(env: EnvSettings) -> list[str]:

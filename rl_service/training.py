@@ -18,8 +18,10 @@ from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 from rl_service.evaluation import EvaluationResult, evaluate
 from rl_service.policies.bundle import load_bundle
+from rl_service.policies.registry import PolicyVersion
 from rl_service.policies.runner import PolicyRunner
 from rl_service.ray_session import ray_session
+from rl_service.registration import register_best
 from rl_service.runs import Run, StopRequest
 from rl_service.runs.observer import TrainingObserver, TrainResult
 from rl_service.runs.signals import interruptible
@@ -125,10 +127,11 @@ class _Training:
             status = ended
             may_play = ended == "finished" and not stop.requested
             final = self._final_evaluation() if may_play else None
+            registered = self._register()
         finally:
             for tracker in self.trackers:
                 tracker.finish(status)
-        result = self._result(ended, final)
+        result = self._result(ended, final, registered)
         self.observer.on_finish(result)
         return result
 
@@ -259,8 +262,26 @@ class _Training:
             self.observer.on_message("the final evaluation was interrupted; the run is finished")
             return None
 
+    def _register(self) -> PolicyVersion | None:
+        """Puts the best policy into the registry and the trackers; None if it is not there."""
+        if not self.best.exists:
+            return None
+        try:
+            with interruptible():
+                version = register_best(self.run, self.observer.on_message)
+        except KeyboardInterrupt:
+            self.observer.on_message("interrupted before the best policy was in the registry")
+            return None
+        if version is not None:
+            for tracker in self.trackers:
+                tracker.log_policy(self.run.bundle_path, version)
+        return version
+
     def _result(
-        self, status: Literal["finished", "stopped"], final: EvaluationResult | None
+        self,
+        status: Literal["finished", "stopped"],
+        final: EvaluationResult | None,
+        registered: PolicyVersion | None,
     ) -> TrainResult:
         seconds = self.progress.time_total_s
         return TrainResult(
@@ -275,6 +296,7 @@ class _Training:
             env_steps_per_s=self.algo.env_steps / seconds if seconds else 0.0,
             iterations=self.algo.iteration,
             policy=str(self.run.bundle_path) if self.best.exists else None,
+            registered=registered and f"{registered.name}:{registered.version}",
             run=str(self.run.path),
             status=status,
         )

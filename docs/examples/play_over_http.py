@@ -1,7 +1,7 @@
 """Plays episodes in an environment of this machine with a policy that a service holds.
 
-    make serve
-    python docs/examples/play_over_http.py http://127.0.0.1:8000 lunarlander
+make serve
+python docs/examples/play_over_http.py http://127.0.0.1:8000 lunarlander
 """
 
 from __future__ import annotations
@@ -40,4 +40,4 @@ def _episode(session: Session, env: Any, seed: int) -> float:
 
 if __name__ == "__main__":
     for episode_return in play(sys.argv[1], sys.argv[2]):
-        print(f"{episode_return:.2f}")
+        print(f"{episode_return:.2f}")  # noqa: T201

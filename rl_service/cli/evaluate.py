@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.errors import BundleError, SettingsError
+from rl_service.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.evaluation import EvaluationResult
     from rl_service.policies import BundledPolicy
 
-_POLICY_HELP = "Folder of a policy bundle, such as checkpoints/gpt2_critic/LunarLander-v3/1a2b3c."
+_POLICY_HELP = "A bundle's folder; NAME, NAME@ALIAS or NAME:VERSION of the registry; or zoo:NAME."
 
 
 def evaluate(
-    policy: Annotated[Path | None, typer.Argument(help=_POLICY_HELP)] = None,
+    policy: Annotated[str | None, typer.Argument(help=_POLICY_HELP)] = None,
     file_path: Annotated[
-        Path | None, typer.Option("--file-path", "-f", help="The same as POLICY.")
+        str | None, typer.Option("--file-path", "-f", help="The same as POLICY.")
     ] = None,
     num_episodes: Annotated[
         int, typer.Option("--num-episodes", "-ne", help="Episodes to play.")
@@ -51,13 +51,13 @@ def evaluate(
         typer.echo(json.dumps(_summary(runner, result, seed, folder)))
 
 
-def _one_policy(policy: Path | None, file_path: Path | None) -> Path:
-    folder = policy or file_path
-    if folder is None or (policy and file_path):
-        raise SettingsError("give one policy bundle: rl-service evaluate FOLDER")
-    if not folder.exists():  # said before torch is loaded, which takes seconds
-        raise BundleError(f"policy {folder} does not exist; give the folder of a policy bundle")
-    return folder
+def _one_policy(policy: str | None, file_path: str | None) -> Path:
+    from rl_service.policies.locate import find_policy
+
+    reference = policy or file_path
+    if not reference or (policy and file_path):
+        raise SettingsError("give one policy: rl-service evaluate FOLDER, NAME@ALIAS or zoo:NAME")
+    return find_policy(reference)  # before torch is loaded, which takes seconds
 
 
 def _check_counts(num_episodes: int, seed: int, running_rew_len: int) -> None:

@@ -20,6 +20,8 @@ def print_summary(console: Console, result: TrainResult) -> None:
         console.print(_evaluation_table(result))
     if result.policy:
         console.print(Text(f"Best policy: {short_path(result.policy)}"), soft_wrap=True)
+    if result.registered:
+        console.print(Text(f"In the registry: {result.registered}"), soft_wrap=True)
     console.print("\nNext:")
     for command, purpose in _next_commands(result):
         # Never wrapped or cut: a command is there to be copied.

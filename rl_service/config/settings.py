@@ -75,6 +75,9 @@ class TrackingSettings(Group):
     """Folder that receives `runs/` and `checkpoints/`."""
     experiment: str | None = None
     """Name of the folder under `runs/`. None: `<model>_<algorithm>_<env>`."""
+    registry: str | None = None
+    """Policy registry that the best policy goes into: a folder or a URI of fsspec.
+    None: `$RL_SERVICE_REGISTRY`, or `policies` in the output folder."""
     checkpoint_interval: PositiveInt = 10
     """Iterations between checkpoints of the training state."""
     keep_checkpoints: PositiveInt = 2

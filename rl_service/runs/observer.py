@@ -28,6 +28,8 @@ class TrainResult:
     iterations: int
     policy: str | None
     """Folder of the best policy's bundle; None if the run stopped before there was one."""
+    registered: str | None
+    """`name:version` of that policy in the registry; None if it is not there."""
     run: str
     """The run's folder, which `--resume` takes."""
     status: Literal["finished", "stopped"]

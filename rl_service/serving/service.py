@@ -58,6 +58,7 @@ class Service:
             "policy": loaded.name,
             "version": loaded.version,
             "env": spec.env.id,
+            "max_episode_steps": spec.env.max_episode_steps,
             "model": spec.model.name,
             "observation_space": spec.observation_space.model_dump(),
             "action_space": spec.action_space.model_dump(),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rl_service.config.text import one_line
+from rl_service.policies.registry import PolicyVersion
 from rl_service.tracking.tracker import Notify, RunStatus, Tracker
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,12 @@ class GuardedTracker:
         with self._guarded():
             if self._tracker is not None:
                 self._tracker.log(row, step)
+
+    def log_policy(self, bundle: Path, version: PolicyVersion) -> None:
+        """Keeps the best policy."""
+        with self._guarded():
+            if self._tracker is not None:
+                self._tracker.log_policy(bundle, version)
 
     def finish(self, status: RunStatus) -> None:
         """Lets go."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
 from rl_service.config import dump_settings
 from rl_service.metrics import json_row
+from rl_service.policies.registry import PolicyVersion
 from rl_service.runs import Run
 from rl_service.tracking.tracker import RunStatus
 
@@ -30,6 +32,9 @@ class TensorBoardTracker:
             if value is not None:
                 self._writer.add_scalar(key, value, step)
         self._writer.flush()
+
+    def log_policy(self, bundle: Path, version: PolicyVersion) -> None:
+        """Keeps nothing: event files hold numbers."""
 
     def finish(self, status: RunStatus) -> None:
         """Closes the event file."""

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import rl_service
 from rl_service.files import write_atomic
 from rl_service.metrics import json_row
+from rl_service.policies.registry import PolicyVersion
 from rl_service.runs import Run
 from rl_service.tracking.tracker import Notify, RunStatus
 
@@ -42,6 +43,13 @@ class WandbTracker:
         """Adds numbers; W&B leaves out steps that it has already, as after a resume."""
         numbers = {key: value for key, value in json_row(row).items() if value is not None}
         self._run.log(numbers, step=step)
+
+    def log_policy(self, bundle: Path, version: PolicyVersion) -> None:
+        """Adds the bundle as an artifact; its aliases are those that it has now."""
+        metadata = {key: value for key, value in version._asdict().items() if key != "aliases"}
+        artifact = wandb.Artifact(version.name, type="model", metadata=metadata)
+        artifact.add_dir(str(bundle))
+        self._run.log_artifact(artifact, aliases=list(version.aliases))
 
     def finish(self, status: RunStatus) -> None:
         """Uploads what is left, for a minute at most."""

@@ -13,6 +13,7 @@ from tests.benchmarks import (
     returns,
     sampling,
     scaling,
+    serving,
     training,
     workers,
 )
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "sampling": Benchmark(sampling.measure, sampling.tables),
     "workers": Benchmark(workers.measure, workers.tables),
     "scaling": Benchmark(scaling.measure, scaling.tables),
+    "serving": Benchmark(serving.measure, serving.tables),
     "memory": Benchmark(memory.measure, memory.tables),
 }
 TABLES: dict[str, Tables] = {name: each.tables for name, each in BENCHMARKS.items()}

@@ -84,9 +84,13 @@ def test_all_problems_are_told_at_once_one_on_each_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ("", "give one policy bundle"),
-        ("nowhere", "policy nowhere does not exist"),
-        (". -f .", "give one policy bundle"),
+        ("", "give one policy"),
+        ("nowhere", "nowhere is no folder here, and policy nowhere is not in the registry"),
+        ("no/where", "policy no/where does not exist"),
+        ("nowhere@best", "policy nowhere is not in the registry"),
+        ("zoo:lunarlandr", "did you mean zoo:lunarlander?"),
+        ("zoo:../..", "known: zoo:lunarlander"),
+        (". -f .", "give one policy"),
         (". -ne 0", "--num-episodes=0 is too small"),
         (". --seed 99999999999999999999", "too large; give at most 2147483647"),
         (".", "policy.json"),
@@ -121,7 +125,7 @@ def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:
     assert "Did you mean 'train'" in line
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "doctor"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "policies", "doctor"])
 def test_every_command_has_help(tmp_path: Path, command: str) -> None:
     done = rl_service(command, "--help", cwd=tmp_path)
     assert done.returncode == 0

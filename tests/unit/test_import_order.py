@@ -44,7 +44,7 @@ ORDER = [
     ["rl_service.algorithms"],
     ["rl_service.policies"],
     ["rl_service.tracking", "rl_service.runs"],
-    ["rl_service.video"],
+    ["rl_service.registration", "rl_service.video"],
     ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
     ["rl_service.best_policy"],
     ["rl_service.training"],

@@ -44,10 +44,19 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
     assert last.endswith(f"-e '.[{extras}]'")
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "doctor"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "train",
+        "evaluate",
+        "serve",
+        "doctor",
+        *(f"policies {verb}" for verb in ("list", "show", "promote", "rollback", "export")),
+    ],
+)
 def test_every_command_is_shown_and_has_the_flags_that_are_shown(verb: str) -> None:
     lines = re.findall(rf"rl-service {verb}[^`\n]*", README)
     assert lines
     shown = {flag for line in lines for flag in re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)}
-    known = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output
+    known = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "200"}).output
     assert {flag for flag in shown if flag not in known} == set()

@@ -22,6 +22,7 @@ import pytest
 
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import RunningHistory
+from docs.examples.play_over_http import play
 from rl_service.config.settings import EnvSettings
 from rl_service.envs.make import make_env
 from rl_service.evaluation import evaluate
@@ -128,6 +129,13 @@ def test_episodes_over_http_return_what_evaluation_returns(service: Running) -> 
     policy = load_bundle(service.token_file.parent / "lander")
     expected = evaluate(policy, LANDER, num_episodes=20, seed=7)
     assert asyncio.run(play_all()) == expected.returns.tolist()
+
+
+def test_the_example_plays(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", TOKEN)
+    policy = load_bundle(service.token_file.parent / "lander")
+    expected = evaluate(policy, LANDER, num_episodes=2, seed=5)
+    assert play(service.url, "moon", num_episodes=2, seed=5) == expected.returns.tolist()
 
 
 def test_sessions_go_on_when_replicas_are_killed(service: Running) -> None:

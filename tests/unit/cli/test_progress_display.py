@@ -55,6 +55,7 @@ def result(in_tmp_path: Path) -> TrainResult:
         env_steps_per_s=1930.4,
         iterations=150,
         policy=str(in_tmp_path / BUNDLE),
+        registered="lunarlander-v3-gpt2_critic-ppo:3",
         run=str(in_tmp_path / RUN),
         status="finished",
     )
@@ -102,16 +103,19 @@ def test_the_end_shows_the_evaluation_and_three_commands_to_copy(result: TrainRe
     assert "Finished: 150 iterations, 307,200 env steps at 1,930 steps/s." in lines
     assert "81.3 ± 60.2" in next(line for line in lines if line.startswith("  LunarLander-v3"))
     assert f"Best policy: {BUNDLE}" in lines
+    assert "In the registry: lunarlander-v3-gpt2_critic-ppo:3" in lines
     assert f"  rl-service evaluate {BUNDLE}" in lines
     assert f"  rl-service train --resume {RUN} -ne 300" in lines
     assert f"  tensorboard --logdir {RUN}" in lines
 
 
 def test_a_stopped_run_can_be_resumed_as_it_is(result: TrainResult) -> None:
-    stopped = dataclasses.replace(result, status="stopped", episodes=0, policy=None)
+    none = {"policy": None, "registered": None}
+    stopped = dataclasses.replace(result, status="stopped", episodes=0, **none)
     lines = plain_text(stopped).splitlines()
     assert f"  rl-service train --resume {RUN}" in lines
-    assert not any("rl-service evaluate" in line or "Best policy" in line for line in lines)
+    for text in ("rl-service evaluate", "Best policy", "In the registry"):
+        assert not any(text in line for line in lines)
 
 
 def test_the_reader_of_a_pipe_may_leave_early(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from rl_service.tracking import weights_and_biases
+from tests.conftest import WriteTestBundle
 
 BLOCK_BYTES = 32 * 1024
 FULL, LAST = 1, 4
@@ -44,6 +45,25 @@ print("done")
 """
 
 
+LOG_POLICY = """
+import sys
+from pathlib import Path
+from rl_service.config.settings import Settings, TrackingSettings
+from rl_service.policies.registry import PolicyRegistry
+from rl_service.runs import Run
+from rl_service.tracking import build_trackers
+
+output_dir, bundle = sys.argv[1:]
+version = PolicyRegistry(output_dir + "/registry").register(Path(bundle), "pendulum-v1-mlp-ppo")
+tracking = TrackingSettings(output_dir=output_dir, tensorboard=False, wandb_project="tests")
+settings = Settings(tracking=tracking)
+(tracker,) = build_trackers(Run.create(settings, command=[]), settings, print)
+tracker.log_policy(Path(bundle), version)
+tracker.finish("finished")
+print("done")
+"""
+
+
 def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
     """One without a key, in which W&B writes under `tmp_path` alone."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") and k != "NETRC"}
@@ -51,8 +71,12 @@ def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
 
 
 def train(tmp_path: Path, **extra: str) -> str:
+    return run(TRAIN, tmp_path, **extra)
+
+
+def run(script: str, tmp_path: Path, *arguments: str, **extra: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(tmp_path)],
+        [sys.executable, "-c", script, str(tmp_path), *arguments],
         env=environment(tmp_path, **extra),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -90,6 +114,14 @@ def started(folder: Path) -> wandb_internal_pb2.RunRecord:
     return next(record.run for record in records(folder) if record.HasField("run"))
 
 
+def policy_artifact(tmp_path: Path) -> wandb_internal_pb2.ArtifactRecord:
+    """The one that an offline run has kept beside its source code."""
+    (folder,) = offline_runs(tmp_path)
+    artifacts = [record.artifact for record in records(folder) if record.HasField("artifact")]
+    (found,) = [artifact for artifact in artifacts if artifact.type == "model"]
+    return found
+
+
 def curve(folder: Path, key: str) -> list[tuple[int, float]]:
     return [
         (record.history.step.num, json.loads(item.value_json))
@@ -120,6 +152,19 @@ def test_the_source_code_is_kept_with_the_run(tmp_path: Path) -> None:
     assert set(artifacts) == {
         f"source-tests-{package}" for package in ("rl_service", "custom_models", "tune_configs")
     }
+
+
+def test_a_policy_is_kept_as_a_model_artifact_with_its_aliases(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "bundle", "Pendulum-v1")
+    run(LOG_POLICY, tmp_path, str(tmp_path / "bundle"))
+    artifact = policy_artifact(tmp_path)
+    assert (artifact.name, artifact.type) == ("pendulum-v1-mlp-ppo", "model")
+    assert "best" in artifact.aliases
+    assert json.loads(artifact.metadata)["version"] == 1
+    files = {entry.path for entry in artifact.manifest.contents}
+    assert files == {"card.md", "policy.json", "policy.safetensors"}
 
 
 def test_a_resumed_run_goes_on_with_the_same_wandb_run(tmp_path: Path) -> None:
