@@ -27,7 +27,7 @@ def serve(
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""Clients that cost little beside a server on the same two cores: bytes made once, plain sockets."""
+"""Clients that cost little beside a server on the same cores: bytes made once, plain sockets."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _updates(open_subject: OpenSubject, folder: Path, bundles: list[Path], sizes
     ) as service:
         address = tuple(service.address())
         request = request_bytes(address, PATHS["rl-service"], {"observation": OBSERVATION})
-        counts = {"requests": 0, "failed": 0, "steps": 0}
+        counts = {"requests": 0, "failed": 0}
         end = time.monotonic() + sizes.update_seconds
         clients = [
             threading.Thread(target=_play, args=(address, end, counts))
@@ -123,14 +123,14 @@ def _play(address: tuple[str, int], end: float, counts: dict[str, int]) -> None:
     """One session that goes on through everything."""
     from rl_service.serving.client import PolicyClient, PolicyServiceError
 
-    with PolicyClient(f"http://{address[0]}:{address[1]}") as client:
-        with client.session("moon") as session:
-            while time.monotonic() < end:
-                counts["requests"] += 1
-                try:
-                    session.act(OBSERVATION)
-                except PolicyServiceError:
-                    counts["failed"] += 1
+    url = f"http://{address[0]}:{address[1]}"
+    with PolicyClient(url) as client, client.session("moon") as session:
+        while time.monotonic() < end:
+            counts["requests"] += 1
+            try:
+                session.act(OBSERVATION)
+            except PolicyServiceError:
+                counts["failed"] += 1
 
 
 def _write_bundles(folder: Path) -> list[Path]:
