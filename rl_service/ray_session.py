@@ -40,7 +40,7 @@ def ray_session(resources: ResourceSettings) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = os.environ.get("RAY_ADDRESS")
     try:
-        with _own_sigterm():
+        with own_sigterm():
             if address:
                 _connect(address)
                 _check_cpus(resources, address)
@@ -93,7 +93,7 @@ def _brief(error: Exception) -> str:
 
 
 @contextmanager
-def _own_sigterm() -> Iterator[None]:
+def own_sigterm() -> Iterator[None]:
     """Undoes what `ray.init` does to SIGTERM: there it ends the process with a status of Ray's."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -17,7 +17,6 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `
 import numpy as np
 import pytest
 import torch
-from pydantic import JsonValue
 
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.nets import ActorCritic, build_actor_critic
@@ -40,39 +39,39 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def write_test_bundle() -> WriteTestBundle:
     """Writes the bundle of an untrained net and returns that net."""
+    return write_untrained_bundle
 
-    def write(
-        path: Path,
-        env_id: str = "CartPole-v1",
-        *,
-        model: ModelConfig | None = None,
-        filtered: bool = False,
-        max_episode_steps: int | None = None,
-        seed: int = 0,
-        evaluation: dict[str, JsonValue] | None = None,
-    ) -> ActorCritic:
-        env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps)
-        observation_space, action_space = env_spaces(env)
-        size = observation_space.shape[0]
-        torch.manual_seed(seed)
-        spec = ActionSpec.from_space(action_space)
-        net = build_actor_critic(model or MLPConfig(), size, spec)
-        write_bundle(
-            path,
-            net=net,
-            observation_space=observation_space,
-            action_space=action_space,
-            env=env,
-            normalizer=(
-                ObservationNormalizer(np.linspace(-1.0, 1.0, size), np.linspace(0.5, 2.0, size))
-                if filtered
-                else None
-            ),
-            value_mean=1.5,
-            value_std=2.0,
-            evaluation={"episode_return_mean": 9.5} if evaluation is None else evaluation,
-            provenance={"run": "test"},
-        )
-        return net
 
-    return write
+def write_untrained_bundle(
+    path: Path,
+    env_id: str = "CartPole-v1",
+    *,
+    model: ModelConfig | None = None,
+    filtered: bool = False,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+) -> ActorCritic:
+    """Writes a bundle whose net has the weights that it starts with; returns that net."""
+    env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps)
+    observation_space, action_space = env_spaces(env)
+    size = observation_space.shape[0]
+    torch.manual_seed(seed)
+    spec = ActionSpec.from_space(action_space)
+    net = build_actor_critic(model or MLPConfig(), size, spec)
+    write_bundle(
+        path,
+        net=net,
+        observation_space=observation_space,
+        action_space=action_space,
+        env=env,
+        normalizer=(
+            ObservationNormalizer(np.linspace(-1.0, 1.0, size), np.linspace(0.5, 2.0, size))
+            if filtered
+            else None
+        ),
+        value_mean=1.5,
+        value_std=2.0,
+        evaluation={"episode_return_mean": 9.5},
+        provenance={"run": "test"},
+    )
+    return net

@@ -11,6 +11,7 @@ from rl_service.cli.doctor import doctor
 from rl_service.cli.evaluate import evaluate
 from rl_service.cli.models import models
 from rl_service.cli.policies import policies
+from rl_service.cli.serve import serve
 from rl_service.cli.train import train
 from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
 
@@ -24,7 +25,7 @@ def _with_dashes(name: str) -> str:
 
 app = typer.Typer(
     name="rl-service",
-    help="Train transformer policies with RLlib across rollout workers, and evaluate them.",
+    help="Train transformer policies with RLlib across rollout workers, evaluate and serve them.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(serve)
 app.command()(doctor)
 app.add_typer(models)
 app.add_typer(policies)

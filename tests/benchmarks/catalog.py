@@ -13,6 +13,7 @@ from tests.benchmarks import (
     returns,
     sampling,
     scaling,
+    serving,
     training,
     workers,
 )
@@ -29,6 +30,8 @@ class Benchmark(NamedTuple):
     by_default: bool = True
     """Whether `make bench` measures it; the others only when named."""
     needs_stable_baselines3: bool = False
+    starts_a_service: bool = False
+    """Which takes a minute; tests/integration/serving tries the same in CI."""
 
 
 BENCHMARKS = {
@@ -42,6 +45,7 @@ BENCHMARKS = {
     "sampling": Benchmark(sampling.measure, sampling.tables),
     "workers": Benchmark(workers.measure, workers.tables),
     "scaling": Benchmark(scaling.measure, scaling.tables),
+    "serving": Benchmark(serving.measure, serving.tables, starts_a_service=True),
     "memory": Benchmark(memory.measure, memory.tables),
 }
 TABLES: dict[str, Tables] = {name: each.tables for name, each in BENCHMARKS.items()}

@@ -49,6 +49,7 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
     [
         "train",
         "evaluate",
+        "serve",
         "doctor",
         *(f"policies {verb}" for verb in ("list", "show", "promote", "rollback", "export")),
     ],

@@ -1,0 +1,43 @@
+"""Plays episodes in an environment of this machine with a policy that a service holds.
+
+make serve
+python docs/examples/play_over_http.py http://127.0.0.1:8000 lunarlander
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from rl_service.config.settings import EnvSettings
+from rl_service.envs.make import make_env
+from rl_service.serving.client import PolicyClient, Session
+
+
+def play(url: str, policy: str, num_episodes: int = 3, seed: int = 123) -> list[float]:
+    """Returns of episodes from seed, seed + 1, …: the same that `rl-service evaluate` shows."""
+    with PolicyClient(url, token=os.environ.get("TOKEN")) as client:
+        served = {each["policy"]: each for each in client.policies()}[policy]
+        limit = served["max_episode_steps"]
+        env = make_env(EnvSettings(id=served["env"], max_episode_steps=limit))
+        returns = []
+        for episode in range(num_episodes):
+            with client.session(policy) as session:
+                returns.append(_episode(session, env, seed + episode))
+        return returns
+
+
+def _episode(session: Session, env: Any, seed: int) -> float:
+    obs, _ = env.reset(seed=seed)
+    total, ended = 0.0, False
+    while not ended:
+        obs, reward, terminated, truncated, _ = env.step(session.act(obs).action)
+        total += float(reward)
+        ended = terminated or truncated
+    return total
+
+
+if __name__ == "__main__":
+    for episode_return in play(sys.argv[1], sys.argv[2]):
+        print(f"{episode_return:.2f}")  # noqa: T201

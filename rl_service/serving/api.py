@@ -1,0 +1,245 @@
+"""The routes, and what holds for all of them: tokens, limits, one error shape, a log line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rl_service.errors import RLServiceError
+from rl_service.serving.errors import RequestError, code_of, error_body
+from rl_service.serving.logs import LOGGER
+from rl_service.serving.metrics import CONTENT_TYPE, ServingMetrics, merged, sessions_page
+from rl_service.serving.openapi import openapi_document
+from rl_service.serving.page import DOCS_PAGE, START_PAGE
+from rl_service.serving.security import Tokens
+from rl_service.serving.service import Reply, Service
+from rl_service.serving.shared import Shared, SharedUnavailable
+
+_logger = logging.getLogger(LOGGER)
+_MAX_REQUEST_ID = 128
+_JSON = "application/json"
+_BUSY_RETRY_S = 1
+_HTML_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+}
+
+Handler = Callable[[Request, str], Awaitable[Reply | Response]]
+
+
+class Api:
+    """The HTTP side of one replica.
+
+    Args:
+        service: what answers.
+        shared: where the replicas' metrics meet.
+        tokens: who may ask.
+        metrics: of this replica.
+        replica: its name, a label of its metrics.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        shared: Shared,
+        tokens: Tokens,
+        metrics: ServingMetrics,
+        replica: str,
+    ) -> None:
+        self._service, self._shared, self._tokens = service, shared, tokens
+        self._metrics, self._replica = metrics, replica
+        self._ongoing = 0
+
+    def build(self) -> FastAPI:
+        """The application. The document at /openapi.json is ours: it knows the policies."""
+        routes: list[tuple[str, str, Handler]] = [
+            ("POST", "/v1/policies/{name}/act", self._act),
+            ("POST", "/v1/sessions/{session}/act", self._session_act),
+            ("POST", "/v1/sessions", self._open_session),
+            ("DELETE", "/v1/sessions/{session}", self._close_session),
+            ("GET", "/v1/policies", self._policies),
+            ("GET", "/v1/policies/{name}", self._policy),
+            ("GET", "/metrics", self._metrics_page),
+            ("GET", "/openapi.json", self._openapi),
+        ]
+        open_routes: list[tuple[str, str, Handler]] = [
+            ("GET", "/healthz", self._healthz),
+            ("GET", "/docs", self._docs),
+            ("GET", "/", self._start),
+        ]
+        return FastAPI(
+            openapi_url=None,
+            routes=[
+                *(self._route(*each, is_open=False) for each in routes),
+                *(self._route(*each, is_open=True) for each in open_routes),
+            ],
+            exception_handlers={HTTPException: self._no_route},
+        )
+
+    def _route(self, method: str, path: str, handler: Handler, *, is_open: bool) -> Route:
+        latency = self._metrics.latency.labels(path)
+
+        async def endpoint(request: Request) -> Response:
+            started = time.perf_counter()
+            request_id = _request_id(request)
+            self._ongoing += 1
+            self._metrics.ongoing.set(self._ongoing)
+            fields: dict[str, Any] = {"request_id": request_id, "method": method, "route": path}
+            try:
+                if not is_open:
+                    self._admit(request, fields)
+                answer = await handler(request, request_id)
+                response = self._response(answer, request_id, fields)
+            except Exception as error:
+                response = self._refusal(error, request_id, fields)
+            finally:
+                self._ongoing -= 1
+                self._metrics.ongoing.set(self._ongoing)
+            seconds = time.perf_counter() - started
+            latency.observe(seconds)
+            status = str(response.status_code)
+            self._metrics.requests.labels(path, fields.get("policy", ""), status).inc()
+            fields |= {"status": response.status_code, "ms": round(1e3 * seconds, 2)}
+            _logger.info("request", extra={"fields": fields})
+            return response
+
+        return Route(path, endpoint, methods=[method])
+
+    def _admit(self, request: Request, fields: dict[str, Any]) -> None:
+        """Raises RequestError without a token, or if there is too much to do already."""
+        if self._tokens.required:
+            name = self._tokens.name_of(request.headers.get("authorization", ""))
+            if name is None:
+                raise RequestError(
+                    401,
+                    "unauthorized",
+                    "this service needs a token; send the header Authorization: Bearer TOKEN",
+                )
+            fields["token"] = name
+        if self._ongoing > self._service.limits.max_ongoing_requests:
+            raise RequestError(
+                503, "busy", "too many requests at once; come again", retry_after_s=_BUSY_RETRY_S
+            )
+
+    def _response(
+        self, answer: Reply | Response, request_id: str, fields: dict[str, Any]
+    ) -> Response:
+        if isinstance(answer, Response):
+            return answer
+        fields |= {key: answer[key] for key in ("policy", "version") if key in answer}
+        answer["request_id"] = request_id
+        return _json_response(json.dumps(answer).encode(), 200)
+
+    def _refusal(self, error: Exception, request_id: str, fields: dict[str, Any]) -> Response:
+        """The reply to a request that cannot be answered; only our own faults are 500."""
+        if isinstance(error, SharedUnavailable):
+            error = RequestError(
+                503, "sessions_unavailable", "sessions start anew; come again", _BUSY_RETRY_S
+            )
+        if not isinstance(error, RequestError):
+            _logger.error("failed", extra={"fields": fields}, exc_info=error)
+            text = str(error) if isinstance(error, RLServiceError) else "see the service's log"
+            error = RequestError(500, "internal_error", f"the request failed: {text}")
+        fields["code"] = error.code
+        self._metrics.errors.labels(error.code).inc()
+        body = error_body(error.code, error.message, request_id)
+        response = _json_response(body, error.status)
+        if error.retry_after_s is not None:
+            response.headers["Retry-After"] = str(error.retry_after_s)
+        if error.status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        """Unknown paths and methods."""
+        assert isinstance(error, HTTPException)
+        request_id, code = _request_id(request), code_of(error.status_code)
+        self._metrics.errors.labels(code).inc()
+        body = error_body(code, f"{error.detail}; the routes are listed at /docs", request_id)
+        response = _json_response(body, error.status_code)
+        for name, value in (error.headers or {}).items():
+            response.headers[name] = value
+        return response
+
+    async def _act(self, request: Request, request_id: str) -> Reply:
+        return await self._service.act(request.path_params["name"], await self._body(request))
+
+    async def _session_act(self, request: Request, request_id: str) -> Reply:
+        session, body = request.path_params["session"], await self._body(request)
+        return await self._service.session_act(session, body, request_id)
+
+    async def _open_session(self, request: Request, request_id: str) -> Reply:
+        return await self._service.open_session(await self._body(request))
+
+    async def _close_session(self, request: Request, request_id: str) -> Reply:
+        return await self._service.close_session(request.path_params["session"])
+
+    async def _policies(self, request: Request, request_id: str) -> Reply:
+        return await self._service.policies()
+
+    async def _policy(self, request: Request, request_id: str) -> Reply:
+        return await self._service.policy(request.path_params["name"])
+
+    async def _healthz(self, request: Request, request_id: str) -> Reply:
+        await self._service.engine.check_health()
+        return {"status": "ok"}
+
+    async def _metrics_page(self, request: Request, request_id: str) -> Response:
+        own = self._metrics.page()
+        try:
+            pages, num_sessions = await self._shared.exchange_metrics(self._replica, own)
+        except SharedUnavailable:
+            return Response(merged({self._replica: own}), media_type=CONTENT_TYPE)
+        return Response(merged(pages) + sessions_page(num_sessions), media_type=CONTENT_TYPE)
+
+    async def _openapi(self, request: Request, request_id: str) -> Response:
+        engine = self._service.engine
+        policies = [await engine.stable(name) for name in engine.names]
+        document = openapi_document(policies, self._service.limits, self._tokens.required)
+        return Response(json.dumps(document), media_type=_JSON)
+
+    async def _docs(self, request: Request, request_id: str) -> Response:
+        return Response(DOCS_PAGE, media_type="text/html", headers=_HTML_HEADERS)
+
+    async def _start(self, request: Request, request_id: str) -> Response:
+        return Response(START_PAGE, media_type="text/html", headers=_HTML_HEADERS)
+
+    async def _body(self, request: Request) -> bytes:
+        """The JSON text, never more of it than the limit."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != _JSON:
+            raise RequestError(
+                415, "wrong_content_type", f"send the header Content-Type: {_JSON} and JSON"
+            )
+        limit = self._service.limits.max_body_bytes
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise RequestError(
+                    413,
+                    "body_too_large",
+                    f"the body has more than {limit} bytes; send less",
+                )
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def _request_id(request: Request) -> str:
+    """The client's own unless it is long, else a new one. Serve writes it into the headers."""
+    given = request.headers.get("x-request-id", "")
+    return given if 0 < len(given) <= _MAX_REQUEST_ID else secrets.token_hex(8)
+
+
+def _json_response(body: bytes, status: int) -> Response:
+    return Response(body, status, {"Cache-Control": "no-store"}, _JSON)

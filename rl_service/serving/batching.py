@@ -1,0 +1,148 @@
+"""Requests that arrive together go through the net together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from custom_models.history import History
+from custom_models.spaces import FloatArray
+from rl_service.policies.runner import Actions, PolicyRunner
+
+
+@dataclass(slots=True)
+class _Item:
+    obs: FloatArray
+    deterministic: bool
+    history: History | None
+    answer: asyncio.Future[Actions]
+
+
+class Batcher:
+    """Answers requests of one policy, as many at once as there are.
+
+    It waits for nobody: a net that is idle takes what is there at the end of the event loop's
+    turn, and what arrives while it is busy goes together the next time.
+
+    Args:
+        policy: what answers.
+        max_rows: of one pass, unless a single request has more.
+        executor: where passes run that take long; None: in the event loop, since handing a pass
+            of a small net to another thread costs as much as the pass.
+        on_batch: is told the rows of every pass.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyRunner,
+        max_rows: int,
+        executor: Executor | None,
+        on_batch: Callable[[int], None],
+    ) -> None:
+        self._policy, self._max_rows = policy, max_rows
+        self._executor, self._on_batch = executor, on_batch
+        self._waiting: list[_Item] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def act(
+        self, obs: FloatArray, *, deterministic: bool, history: History | None
+    ) -> Actions:
+        """Actions for observations (B, *shape); arguments as of `PolicyRunner.act`.
+
+        Raises:
+            ObservationError: as `PolicyRunner.act`.
+        """
+        loop = asyncio.get_running_loop()
+        item = _Item(obs, deterministic, history, loop.create_future())
+        self._waiting.append(item)
+        if self._executor is None:
+            if len(self._waiting) == 1:
+                loop.call_soon(self._flush)
+        elif self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work(self._executor))
+        return await item.answer
+
+    def _flush(self) -> None:
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                answers = self._pass(batch)
+            except Exception as error:
+                _fail(batch, error)
+            else:
+                _answer(batch, answers)
+
+    async def _work(self, executor: Executor) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                answers = await loop.run_in_executor(executor, self._pass, batch)
+            except Exception as error:
+                _fail(batch, error)
+            else:
+                _answer(batch, answers)
+
+    def _next_batch(self) -> list[_Item]:
+        """The first ones that want the same kind of action."""
+        kind = self._waiting[0].deterministic
+        batch: list[_Item] = []
+        rows = 0
+        for item in self._waiting:
+            if item.deterministic != kind or (batch and rows + len(item.obs) > self._max_rows):
+                continue
+            batch.append(item)
+            rows += len(item.obs)
+        taken = set(map(id, batch))
+        self._waiting = [item for item in self._waiting if id(item) not in taken]
+        return batch
+
+    def _pass(self, batch: list[_Item]) -> Actions:
+        self._on_batch(sum(len(item.obs) for item in batch))
+        if len(batch) == 1:
+            [item] = batch
+            return self._policy.act(
+                item.obs, deterministic=item.deterministic, history=item.history
+            )
+        return self._policy.act(
+            np.concatenate([item.obs for item in batch]),
+            deterministic=batch[0].deterministic,
+            history=self._histories(batch),
+        )
+
+    def _histories(self, batch: list[_Item]) -> History | None:
+        """Those of all items; one that has none begins an episode."""
+        length, spec = self._policy.actor.context_length, self._policy.action_spec
+        if length == 1:
+            return None
+        histories = [
+            item.history or History.first_steps(item.obs.reshape(len(item.obs), -1), length, spec)
+            for item in batch
+        ]
+        return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
+
+
+def _answer(batch: list[_Item], answers: Actions) -> None:
+    start = 0
+    for item in batch:
+        rows = slice(start, start + len(item.obs))
+        start += len(item.obs)
+        if not item.answer.done():  # its client may have gone
+            item.answer.set_result(
+                Actions(
+                    answers.env_actions[rows],
+                    answers.actions[rows],
+                    answers.log_prob[rows],
+                    answers.dist_inputs[rows],
+                )
+            )
+
+
+def _fail(batch: list[_Item], error: Exception) -> None:
+    for item in batch:
+        if not item.answer.done():
+            item.answer.set_exception(error)

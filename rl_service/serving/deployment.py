@@ -1,0 +1,201 @@
+"""The Ray Serve application: replicas that answer, and one actor for what they share.
+
+`rl-service serve` and `serve deploy deploy/serve.yaml` build it with the same function.
+"""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
+
+from rl_service.config.text import one_line
+from rl_service.errors import SettingsError
+from rl_service.process import prepare_process
+from rl_service.serving.api import Api
+from rl_service.serving.engine import Engine
+from rl_service.serving.limits import Limits
+from rl_service.serving.logs import LOGGER, log_to
+from rl_service.serving.metrics import ServingMetrics
+from rl_service.serving.security import Tokens
+from rl_service.serving.service import Service
+from rl_service.serving.shared import SharedState, SharedUnavailable
+from rl_service.serving.sources import find_sources
+
+_SHARED = "shared"
+_WATCH_INTERVAL_S = 1.0
+_DRAIN_S = 10.0
+_WAIT_FOR_SHARED_S = 30.0
+
+
+class Arguments(BaseModel):
+    """What an application may be given; an unknown or misspelt key is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policies: tuple[str, ...] = Field(min_length=1)
+    """`[NAME=]POLICY` each."""
+    registry: str | None = None
+    token_file: str | None = None
+    """On every node that runs a replica."""
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(default=1, ge=1)
+    canary: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the requests that a new version takes on trial."""
+    num_cpus: float = Field(default=1.0, ge=0.0)
+    """Of one replica."""
+    num_gpus: float = Field(default=0.0, ge=0.0)
+    limits: Limits = Limits()
+
+
+class _SharedHandle:
+    """`SharedState` in its actor. After a loss it finds the next one."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            try:
+                if self._actor is None:
+                    self._actor = serve.get_deployment_actor(_SHARED)
+                return await getattr(self._actor, method).remote(*arguments)
+            except (RayActorError, ValueError) as error:
+                self._actor = None
+                raise SharedUnavailable from error
+
+        return call
+
+
+class PolicyService:
+    """One replica.
+
+    Args:
+        arguments: of the application.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        given = Arguments.model_validate(arguments)
+        prepare_process(num_threads=1)
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._log = log_to(ray_logs() / "serve" / f"requests-{replica}.jsonl")
+        self._shared = _SharedHandle()
+        self._metrics, self._replica = ServingMetrics(), replica
+        tokens = Tokens(Path(given.token_file) if given.token_file else None)
+        self._engine = Engine(
+            find_sources(given.policies, given.registry),
+            given.limits,
+            self._shared,
+            self._metrics,
+            given.canary,
+        )
+        service = Service(self._engine, self._shared, given.limits)
+        self._api = Api(service, self._shared, tokens, self._metrics, replica)
+        self._watching: asyncio.Task[None] | None = None
+        self._checked = False
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._api.build()
+
+    async def check_health(self) -> None:
+        """Asked by Serve before the first request and every few seconds: a real forward pass."""
+        if not self._checked:
+            await self._start()
+        await self._engine.check_health()
+
+    async def _start(self) -> None:
+        deadline = time.monotonic() + _WAIT_FOR_SHARED_S
+        while True:
+            try:
+                await self._engine.start()
+                break
+            except SharedUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
+        self._checked = True
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            await self._engine.watch_once()
+            try:
+                await self._shared.exchange_metrics(self._replica, self._metrics.page())
+            except SharedUnavailable:
+                logging.getLogger(LOGGER).error("sessions_lost")
+            self._log.flush()
+
+
+def build_app(arguments: dict[str, Any]) -> serve.Application:
+    """The application of `rl-service serve` and of a Serve config.
+
+    Args:
+        arguments: see `Arguments`. A dictionary on purpose: Serve checks typed arguments only
+            where annotations are no strings, and says nothing where it does not.
+
+    Raises:
+        SettingsError: for an unknown or impossible argument; all are listed.
+    """
+    try:
+        given = Arguments.model_validate(arguments)
+    except ValidationError as error:
+        raise SettingsError(
+            [
+                one_line(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+                for problem in error.errors(include_url=False)
+            ]
+        ) from error
+    if given.max_replicas < given.min_replicas:
+        raise SettingsError(
+            f"max_replicas {given.max_replicas} is below min_replicas {given.min_replicas}"
+        )
+    limits = given.limits
+    deployment = serve.deployment(
+        serve.ingress()(PolicyService),
+        name="policies",
+        # Serve's own limit comes second: its refusal is no JSON.
+        max_ongoing_requests=2 * limits.max_ongoing_requests,
+        graceful_shutdown_timeout_s=_DRAIN_S,
+        health_check_period_s=2.0,
+        health_check_timeout_s=20.0,
+        ray_actor_options={"num_cpus": given.num_cpus, "num_gpus": given.num_gpus},
+        deployment_actors=[
+            DeploymentActorConfig(
+                name=_SHARED,
+                actor_class=ray.remote(SharedState),
+                init_args=(limits.max_sessions, limits.session_ttl_s),
+                actor_options={"num_cpus": 0},
+            )
+        ],
+        **_replicas(given),
+    )
+    return deployment.bind(given.model_dump(mode="json"))
+
+
+def _replicas(given: Arguments) -> dict[str, Any]:
+    if given.min_replicas == given.max_replicas:
+        return {"num_replicas": given.min_replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=given.min_replicas,
+            initial_replicas=given.min_replicas,
+            max_replicas=given.max_replicas,
+            # One replica answers 32 clients at once without a queue that anybody would notice.
+            target_ongoing_requests=24,
+            upscale_delay_s=5.0,
+            downscale_delay_s=60.0,
+        )
+    }
+
+
+def ray_logs() -> Path:
+    """Where this Ray's processes on this machine write."""
+    return Path(ray._private.worker.global_worker.node.get_logs_dir_path())

@@ -1,0 +1,68 @@
+"""A service in this process: the engine and its routes without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from rl_service.serving.api import Api
+from rl_service.serving.engine import Engine
+from rl_service.serving.limits import Limits
+from rl_service.serving.metrics import ServingMetrics
+from rl_service.serving.security import Tokens
+from rl_service.serving.service import Service
+from rl_service.serving.shared import SharedState
+
+
+class LocalShared:
+    """`SharedState` of this process, to be awaited as its actor would be."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        self.state = SharedState(limits.max_sessions, limits.session_ttl_s)
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            return getattr(self.state, method)(*arguments)
+
+        return call
+
+
+class Versions:
+    """Bundle folders by version, one of them wanted."""
+
+    def __init__(self, name: str, folders: Mapping[int, Path]) -> None:
+        self.name, self.folders = name, dict(folders)
+        self.now = min(self.folders)
+        self.given_up: list[int] = []
+
+    def wanted(self) -> int:
+        return self.now
+
+    def knows(self, version: int) -> bool:
+        return version in self.folders
+
+    def fetch(self, version: int) -> Path:
+        return self.folders[version]
+
+    def give_up(self, version: int) -> None:
+        self.given_up.append(version)
+
+
+async def build_local(
+    *sources: Versions,
+    limits: Limits | None = None,
+    tokens: Tokens | None = None,
+    canary: float = 0.0,
+) -> tuple[FastAPI, Engine, LocalShared]:
+    """The application with its policies loaded."""
+    limits = limits or Limits()
+    shared, metrics = LocalShared(limits), ServingMetrics()
+    engine = Engine(sources, limits, shared, metrics, canary)
+    await engine.start()
+    service = Service(engine, shared, limits)
+    api = Api(service, shared, tokens or Tokens(None, {}), metrics, "local")
+    return api.build(), engine, shared

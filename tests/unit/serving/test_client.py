@@ -1,0 +1,95 @@
+"""Both clients send the same, try again where that helps, and only there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import numpy as np
+import pytest
+
+from rl_service.serving import client as client_module
+from rl_service.serving.client import AsyncPolicyClient, PolicyClient, PolicyServiceError
+
+REPLY = {"action": [0.5], "log_prob": -1.0, "policy": "p", "version": 2, "request_id": "r"}
+BUSY = {"error": {"code": "busy", "message": "come again", "request_id": "r"}}
+Handler = Callable[[httpx.Request], httpx.Response]
+Act = Callable[[Handler], object]
+
+
+def act(handler: Handler) -> object:
+    transport = httpx.MockTransport(handler)
+    with PolicyClient("http://test", "secret", patience_s=2.0, transport=transport) as client:
+        return client.act("p", np.zeros(3, np.float32))
+
+
+def act_async(handler: Handler) -> object:
+    async def play() -> object:
+        transport = httpx.MockTransport(handler)
+        client = AsyncPolicyClient("http://test", "secret", patience_s=2.0, transport=transport)
+        async with client:
+            return await client.act("p", np.zeros(3, np.float32))
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(params=[act, act_async], ids=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Act:
+    return request.param
+
+
+def test_it_tries_again_with_the_same_request_id(ask: Act) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if len(seen) == 1:
+            raise httpx.ConnectError("refused")
+        if len(seen) == 2:
+            return httpx.Response(500, text="Internal Server Error")  # the proxy's
+        return httpx.Response(200, json=REPLY)
+
+    answered = ask(handler)
+    assert answered.version == 2  # type: ignore[attr-defined]
+    assert answered.action.dtype == np.float32  # type: ignore[attr-defined]
+    assert len({request.headers["X-Request-ID"] for request in seen}) == 1
+    assert {request.headers["Authorization"] for request in seen} == {"Bearer secret"}
+
+
+def test_it_waits_as_long_as_it_is_told(ask: Act) -> None:
+    replies = iter(
+        [
+            httpx.Response(503, json=BUSY, headers={"Retry-After": "1"}),
+            httpx.Response(200, json=REPLY),
+        ]
+    )
+    times: list[float] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        times.append(client_module.time.monotonic())
+        return next(replies)
+
+    ask(handler)
+    assert times[1] - times[0] >= 1.0
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 415, 422])
+def test_a_refusal_is_told_at_once(ask: Act, status: int) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(status, json=BUSY)
+
+    with pytest.raises(PolicyServiceError, match="come again") as refused:
+        ask(handler)
+    assert (refused.value.status, refused.value.code, len(seen)) == (status, "busy", 1)
+
+
+def test_its_patience_ends(ask: Act) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(PolicyServiceError, match="refused"):
+        ask(handler)

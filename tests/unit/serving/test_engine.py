@@ -1,0 +1,191 @@
+"""Versions take over only after their checks; old ones stay until then, and may come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_service.errors import BundleError
+from rl_service.serving import canary
+from rl_service.serving.engine import Engine
+from rl_service.serving.errors import RequestError
+from rl_service.serving.limits import Limits
+from tests.conftest import WriteTestBundle
+from tests.serving import Versions, build_local
+
+
+@pytest.fixture
+def versions(tmp_path: Path, write_test_bundle: WriteTestBundle) -> Versions:
+    for number in (1, 2, 3):
+        write_test_bundle(tmp_path / str(number), seed=number)
+    return Versions("cartpole", {number: tmp_path / str(number) for number in (1, 2, 3)})
+
+
+def break_parity(folder: Path) -> None:
+    spec = json.loads((folder / "policy.json").read_text())
+    spec["parity"]["dist_inputs"][0][0] += 1.0
+    (folder / "policy.json").write_text(json.dumps(spec))
+
+
+async def serves(engine: Engine) -> int:
+    return (await engine.stable("cartpole")).version
+
+
+def test_a_wanted_version_takes_over_and_a_rollback_goes_back(versions: Versions) -> None:
+    async def play() -> None:
+        _, engine, shared = await build_local(versions)
+        assert await serves(engine) == 1
+        versions.now = 2
+        await engine.watch_once()
+        assert await serves(engine) == 2
+        versions.now = 1
+        await engine.watch_once()
+        assert await serves(engine) == 1
+        assert shared.state.rollout("cartpole").stable == 1
+
+    asyncio.run(play())
+
+
+def test_a_version_that_fails_its_parity_check_never_serves(versions: Versions) -> None:
+    break_parity(versions.folders[2])
+
+    async def play() -> None:
+        _, engine, shared = await build_local(versions)
+        versions.now = 2
+        for _ in range(2):
+            await engine.watch_once()
+            assert await serves(engine) == 1
+        assert versions.given_up == [2]
+        assert shared.state.rollout("cartpole").rejected == (2,)
+        with pytest.raises(RequestError) as refused:
+            await engine.pinned("cartpole", 2)
+        assert refused.value.status == 409
+
+    asyncio.run(play())
+
+
+def test_a_version_with_other_spaces_never_serves(
+    versions: Versions, tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    write_test_bundle(tmp_path / "lander", "LunarLander-v3")
+    versions.folders[4] = tmp_path / "lander"
+
+    async def play() -> None:
+        _, engine, _ = await build_local(versions)
+        versions.now = 4
+        await engine.watch_once()
+        assert await serves(engine) == 1
+
+    asyncio.run(play())
+
+
+def test_a_version_promoted_again_is_tried_again(versions: Versions) -> None:
+    good = (versions.folders[2] / "policy.json").read_text()
+    break_parity(versions.folders[2])
+
+    async def play() -> None:
+        _, engine, _ = await build_local(versions)
+        for now in (2, 1):
+            versions.now = now
+            await engine.watch_once()
+        (versions.folders[2] / "policy.json").write_text(good)
+        versions.now = 2
+        await engine.watch_once()
+        assert await serves(engine) == 2
+
+    asyncio.run(play())
+
+
+def test_a_registry_that_is_away_changes_nothing(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        _, engine, _ = await build_local(versions)
+
+        def away() -> int:
+            raise OSError("no route to host")
+
+        monkeypatch.setattr(versions, "wanted", away)
+        await engine.watch_once()
+        assert await serves(engine) == 1
+
+    asyncio.run(play())
+
+
+def test_a_new_replica_begins_with_what_the_others_serve(versions: Versions) -> None:
+    async def play() -> None:
+        _, engine, shared = await build_local(versions)
+        break_parity(versions.folders[2])
+        versions.now = 2
+        await engine.watch_once()
+        second = Engine([versions], Limits(), shared, engine._metrics)
+        await second.start()  # would fail with version 2
+        assert await serves(second) == 1
+
+    asyncio.run(play())
+
+
+def test_nothing_starts_with_a_broken_bundle(versions: Versions) -> None:
+    break_parity(versions.folders[1])
+    with pytest.raises(BundleError, match="parity"):
+        asyncio.run(build_local(versions))
+
+
+def test_the_least_recently_used_version_is_unloaded(versions: Versions) -> None:
+    async def play() -> None:
+        _, engine, _ = await build_local(versions, limits=Limits(max_loaded_policies=2))
+        first = await engine.stable("cartpole")
+        await engine.pinned("cartpole", 2)
+        assert await engine.stable("cartpole") is first
+        await engine.pinned("cartpole", 3)
+        assert await engine.stable("cartpole") is first
+        assert list(engine._loaded) == [("cartpole", 3), ("cartpole", 1)]
+
+    asyncio.run(play())
+
+
+def test_a_canary_takes_its_share_and_then_all(
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "MIN_SECONDS", 0.0)
+
+    async def play() -> None:
+        _, engine, _ = await build_local(versions, canary=0.25)
+        versions.now = 2
+        await engine.watch_once()
+        seen = [await ask(engine) for _ in range(100)]
+        assert seen.count(2) == 25
+        for _ in range(400):
+            await ask(engine)
+        assert await serves(engine) == 2
+
+    asyncio.run(play())
+
+
+def test_a_canary_that_fails_is_withdrawn_and_no_request_with_it(versions: Versions) -> None:
+    async def play() -> None:
+        _, engine, _ = await build_local(versions, canary=0.5)
+        versions.now = 2
+        await engine.watch_once()
+        loaded = await engine.load("cartpole", 2)
+        with torch.no_grad():
+            for weight in loaded.policy.actor.parameters():
+                weight.fill_(torch.nan)
+        assert [await ask(engine) for _ in range(10)] == [1] * 10
+        assert versions.given_up == [2]
+        await engine.watch_once()
+        assert [await ask(engine) for _ in range(10)] == [1] * 10
+
+    asyncio.run(play())
+
+
+async def ask(engine: Engine) -> int:
+    chosen = await engine.chosen("cartpole")
+    obs = np.zeros((1, 4), np.float32)
+    answered, _ = await engine.act(chosen, obs, deterministic=True, remember=lambda asked: None)
+    return answered.version

@@ -1,0 +1,84 @@
+"""Bodies are read strictly; whatever comes, the answer is a refusal and never another error."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rl_service.serving.errors import RequestError
+from rl_service.serving.schemas import act_body, as_array, nested, read_body, session_act_body
+
+BAD_BODIES = {
+    "empty": b"",
+    "no JSON": b"observation=1",
+    "no UTF-8": b'{"observation": "\xff"}',
+    "null": b"null",
+    "a list": b"[1, 2]",
+    "a text": b'{"observation": "1, 2"}',
+    "a text in a list": b'{"observation": ["1", 2]}',
+    "a bool": b'{"observation": [true, 2]}',
+    "NaN": b'{"observation": [NaN, 2]}',
+    "infinity": b'{"observation": [1e999, 2]}',
+    "a long number": b'{"observation": [' + b"9" * 5000 + b"]}",
+    "too deep": b'{"observation": [[1, 2]]}',
+    "much too deep": b'{"observation": ' + b"[" * 100_000,
+    "a surplus key": b'{"observation": [1, 2], "path": "/etc/passwd"}',
+    "another flag": b'{"observation": [1, 2], "deterministic": 1}',
+    "another history": b'{"observation": [1, 2], "history": [[1, 2]]}',
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
+def test_a_bad_body_is_refused_with_what_is_expected(body: bytes) -> None:
+    with pytest.raises(RequestError, match="two numbers") as refused:
+        read_body(act_body(1, 0), body, "two numbers")
+    assert refused.value.status in (400, 422)
+    assert len(refused.value.message) < 1000
+
+
+def test_numbers_are_read_as_they_are() -> None:
+    body = json.dumps({"observations": [[1, 2.5], [-3, 0]], "deterministic": False}).encode()
+    request = read_body(act_body(1, 0), body, "")
+    assert request.observations == [[1.0, 2.5], [-3.0, 0.0]]
+    assert not request.deterministic
+
+
+def test_history_has_actions_of_the_policys_kind() -> None:
+    history = {"observations": [[1.0]], "actions": [[0.5]]}
+    body = json.dumps({"observation": [1.0], "history": history}).encode()
+    assert read_body(act_body(1, 1), body, "").history.actions == [[0.5]]
+    with pytest.raises(RequestError):
+        read_body(act_body(1, 0), body, "")
+
+
+def test_a_scalar_observation_is_a_number() -> None:
+    assert read_body(session_act_body(0), b'{"observation": 2}', "").observation == 2.0
+    assert nested(2) == list[list[nested(0)]]
+
+
+def test_float32_survives_the_way_through_json() -> None:
+    row = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    [back] = as_array(json.loads(json.dumps([row.tolist()])), (100,), "rows")
+    assert back.dtype == np.float32
+    np.testing.assert_array_equal(back, row)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([[1.0, 2.0], [1.0]], "wrong_shape"),
+        ([[1.0, 2.0, 3.0]], "wrong_shape"),
+        ([[]], "wrong_shape"),
+        ([[1e39, 0.0]], "not_finite"),
+    ],
+)
+def test_rows_of_another_shape_or_size_are_refused(rows: list[list[float]], code: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        as_array(rows, (2,), "observations")
+    assert (refused.value.status, refused.value.code) == (422, code)
+
+
+def test_no_rows_are_an_empty_array() -> None:
+    assert as_array([], (2,), "observations").shape == (0, 2)
