@@ -17,6 +17,7 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `
 import numpy as np
 import pytest
 import torch
+from pydantic import JsonValue
 
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.nets import ActorCritic, build_actor_critic
@@ -50,6 +51,7 @@ def write_untrained_bundle(
     filtered: bool = False,
     max_episode_steps: int | None = None,
     seed: int = 0,
+    evaluation: dict[str, JsonValue] | None = None,
 ) -> ActorCritic:
     """Writes a bundle whose net has the weights that it starts with; returns that net."""
     env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps)
@@ -71,7 +73,7 @@ def write_untrained_bundle(
         ),
         value_mean=1.5,
         value_std=2.0,
-        evaluation={"episode_return_mean": 9.5},
+        evaluation={"episode_return_mean": 9.5} if evaluation is None else evaluation,
         provenance={"run": "test"},
     )
     return net

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from rl_service.serving.sessions import SessionState, TooManySessions
 from rl_service.serving.shared import Shared
 
 _MAX_CONFLICTS = 5
+_MAX_RECENT = 1024
 Reply = dict[str, Any]
 
 
@@ -41,6 +43,9 @@ class Service:
     def __init__(self, engine: Engine, shared: Shared, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
         self._shared = shared
+        self._recent: OrderedDict[str, SessionState] = OrderedDict()
+        """After the last step that this replica took: a guess that saves the question for the
+        state. Should another replica have gone on, the commit fails and the question is asked."""
 
     async def policies(self) -> Reply:
         """All served policies."""
@@ -128,14 +133,16 @@ class Service:
 
     async def session_act(self, session_id: str, body: bytes, request_id: str) -> Reply:
         """The action at the next step of a session."""
-        for _ in range(_MAX_CONFLICTS):
-            state = await self._shared.read_session(session_id)
+        for attempt in range(_MAX_CONFLICTS):
+            state = None if attempt else self._recent.pop(session_id, None)
+            state = state or await self._shared.read_session(session_id)
             if state is None:
                 raise _unknown_session()
             if state.last_request_id == request_id:  # the client has not seen the reply
                 return dict(json.loads(state.last_reply))
             reply, after = await self._step(state, body, request_id)
             if await self._shared.commit_session(session_id, after):
+                self._remember(session_id, after)
                 return reply
         raise RequestError(
             409, "session_conflict", "the session is used by others at once; send one step a time"
@@ -152,6 +159,11 @@ class Service:
             "num_steps": state.num_steps,
             "episode_return": state.episode_return,
         }
+
+    def _remember(self, session_id: str, state: SessionState) -> None:
+        self._recent[session_id] = state
+        while len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
 
     async def _named(self, reference: str) -> Loaded:
         name, version = _split(reference)

@@ -16,8 +16,10 @@ import pytest
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import RunningHistory
 from rl_service.policies import load_bundle
+from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
 from rl_service.serving.security import Tokens
+from rl_service.serving.service import Service
 from tests.conftest import WriteTestBundle
 from tests.serving import Versions, build_local
 
@@ -195,6 +197,24 @@ def test_a_repeated_step_is_taken_once(folder: Path) -> None:
         assert (await client.post(path, json=body)).json()["step"] == 1
 
     with_client(cartpole(folder), ask)
+
+
+def test_replicas_take_turns_in_one_session(folder: Path) -> None:
+    """What one of them remembers of a session is out of date when it is asked again."""
+
+    async def play() -> None:
+        _, engine, shared = await build_local(cartpole(folder))
+        replicas = [Service(engine, shared, LIMITS) for _ in range(2)]
+        opened = await replicas[0].open_session(b'{"policy": "cartpole"}')
+        body = json.dumps({"observation": OBSERVATION}).encode()
+        for step, replica in enumerate((0, 0, 1, 1, 0, 1)):
+            reply = await replicas[replica].session_act(opened["session"], body, f"r{step}")
+            assert reply["step"] == step
+        await replicas[1].close_session(opened["session"])
+        with pytest.raises(RequestError, match="no such session"):
+            await replicas[0].session_act(opened["session"], body, "late")
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
