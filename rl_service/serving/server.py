@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import shlex
 import shutil
@@ -66,10 +67,12 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
                     num_cpus=available_cpus() + arguments.get("max_replicas", 1),
                     include_dashboard=False,
                     log_to_driver=False,
+                    logging_level=logging.ERROR,
                     _temp_dir=str(folder / "ray"),
                     _node_ip_address="127.0.0.1",
                 )
             stack.callback(serve.shutdown)
+            logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the command says it shorter
             serve.start(
                 proxy_location="HeadOnly",
                 http_options={"host": host, "port": port},
