@@ -50,10 +50,12 @@ def serve(
 ) -> None:
     """Serve policies over HTTP until Ctrl-C."""
     min_replicas, max_replicas = _replicas(replicas)
+    log_folder = Path("runs", "serving", time.strftime("%Y%m%d-%H%M%S"))
     arguments = {
         "policies": policies,
         "registry": registry,
         "token_file": None if token_file is None else str(token_file.absolute()),
+        "log_folder": str(log_folder.absolute()),
         "min_replicas": min_replicas,
         "max_replicas": max_replicas,
         "canary": _share(canary),
@@ -64,7 +66,7 @@ def serve(
     from rl_service.serving.server import running_server
 
     with interruptible(), running_server(arguments, host, port) as server, StopRequest() as stop:
-        _show(server, examples, tokens.required)
+        _show(server, examples, tokens.required, log_folder)
         while not stop.requested:
             time.sleep(0.1)
         typer.echo("stopping: requests under way are answered first", err=True)
@@ -110,11 +112,11 @@ def _share(text: str) -> float:
     return percent / 100.0
 
 
-def _show(server: Server, examples: dict[str, Any], needs_token: bool) -> None:
+def _show(server: Server, examples: dict[str, Any], needs_token: bool, log_folder: Path) -> None:
     for note in server.notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"serving {', '.join(examples)} at {server.url} (routes: {server.url}/docs)")
-    typer.echo(f"log: {server.log_folder}")
+    typer.echo(f"log: {log_folder}")
     name, observation = next(iter(examples.items()))
     token = ' -H "Authorization: Bearer $TOKEN"' if needs_token else ""
     typer.echo(

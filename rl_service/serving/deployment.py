@@ -45,6 +45,8 @@ class Arguments(BaseModel):
     registry: str | None = None
     token_file: str | None = None
     """On every node that runs a replica."""
+    log_folder: str | None = None
+    """For one line a request; None: with Ray's own logs."""
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
     canary: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -85,7 +87,8 @@ class PolicyService:
         given = Arguments.model_validate(arguments)
         prepare_process(num_threads=1)
         replica = serve.get_replica_context().replica_id.unique_id
-        self._log = log_to(ray_logs() / "serve" / f"requests-{replica}.jsonl")
+        folder = Path(given.log_folder) if given.log_folder else _ray_logs() / "serve"
+        self._log = log_to(folder / f"requests-{replica}.jsonl")
         self._shared = _SharedHandle()
         self._metrics, self._replica = ServingMetrics(), replica
         tokens = Tokens(Path(given.token_file) if given.token_file else None)
@@ -196,6 +199,6 @@ def _replicas(given: Arguments) -> dict[str, Any]:
     }
 
 
-def ray_logs() -> Path:
+def _ray_logs() -> Path:
     """Where this Ray's processes on this machine write."""
     return Path(ray._private.worker.global_worker.node.get_logs_dir_path())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from logging.handlers import MemoryHandler
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 
 LOGGER = "rl_service.serving"
 _BUFFERED_LINES = 200
+_FILE_BYTES, _KEPT_FILES = 64 * 2**20, 4
+"""A busy service writes this much in an hour; older lines go."""
 
 
 class _JsonLines(logging.Formatter):
@@ -30,7 +32,9 @@ def log_to(path: Path) -> MemoryHandler:
     Warnings go to standard error as well, and are written at once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    file = RotatingFileHandler(
+        path, maxBytes=_FILE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8", delay=True
+    )
     file.setFormatter(_JsonLines())
     buffer = MemoryHandler(_BUFFERED_LINES, flushLevel=logging.WARNING, target=file)
     shown = logging.StreamHandler()

@@ -34,7 +34,6 @@ class Server(NamedTuple):
     url: str
     notes: tuple[str, ...]
     """What is not as fast as it could be, and why."""
-    log_folder: Path
 
 
 @contextlib.contextmanager
@@ -56,7 +55,7 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
     import ray  # only now: Serve reads its switches when it is imported
     from ray import serve
 
-    from rl_service.serving.deployment import build_app, ray_logs
+    from rl_service.serving.deployment import build_app
 
     try:
         with contextlib.ExitStack() as stack:
@@ -81,7 +80,7 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
             serve.run(build_app(arguments), name="rl-service", route_prefix="/")
             url = f"http://{_in_url(host)}:{port}"
             _wait_until_it_answers(url)
-            yield Server(url, notes, ray_logs() / "serve")
+            yield Server(url, notes)
     except (RuntimeError, ray.exceptions.RayError, TimeoutError) as error:
         raise ResourceError(f"the service did not start ({one_line(error)[-300:]})") from error
     finally:

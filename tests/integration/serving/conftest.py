@@ -55,6 +55,7 @@ class Start:
                 [sys.executable, "-m", "rl_service.cli", "serve", *arguments, "--port", "0"],
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 text=True,
                 start_new_session=True,

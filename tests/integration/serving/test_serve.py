@@ -248,8 +248,13 @@ def test_only_this_machine_can_reach_it(service: Running) -> None:
 def test_it_stops_cleanly(service: Running) -> None:
     pids = descendants(service.process.pid)
     [logs] = re.findall(r"^log: (.*)$", service.output.read_text(), re.MULTILINE)
-    assert list(Path(logs).glob("requests-*.jsonl"))
+    folder = service.output.parent / logs
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(60) == 0
     wait_until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
-    assert not Path(logs).exists()
+    lines = [
+        json.loads(line)
+        for file in folder.glob("requests-*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert any(line.get("request_id") == "mine" for line in lines)
