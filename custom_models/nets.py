@@ -39,28 +39,15 @@ class ActorCritic(nn.Module):
         self.observation_size = observation_size
         self.action_spec = action_spec
         self.actor = build_actor(config, observation_size, action_spec)
-        self.critic = self._build_critic() if with_critic else None
+        self.critic: Critic | None = None
+        if with_critic:
+            self.critic = build_critic(
+                config, observation_size, action_spec, self.actor.feature_size
+            )
         self.critic_reads_features = (
             isinstance(config, LLMPolicyConfig) and config.critic == "hidden_state"
         )
         """Whether the critic reads the actor's features in the place of observations."""
-
-    def _build_critic(self) -> Critic:
-        config = self.config
-        if isinstance(config, GPT2CriticConfig):
-            return self._build_gpt2_critic(config)
-        num_inputs = self.observation_size
-        if isinstance(config, LLMPolicyConfig):
-            if config.critic == "gpt2":
-                return self._build_gpt2_critic(config.gpt2_critic)
-            if config.critic == "hidden_state":
-                num_inputs = self.actor.feature_size
-        return MLPCritic(num_inputs, config.critic_hidden_sizes, config.activation)
-
-    def _build_gpt2_critic(self, settings: GPT2CriticSettings) -> Critic:
-        from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
-
-        return GPT2Critic(settings, self.observation_size, self.action_spec)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
@@ -104,6 +91,36 @@ def build_actor(config: ModelConfig, observation_size: int, action_spec: ActionS
         log_std=config.log_std,
         log_std_init=config.log_std_init,
     )
+
+
+def build_critic(
+    config: ModelConfig, observation_size: int, action_spec: ActionSpec, feature_size: int
+) -> Critic:
+    """The critic alone.
+
+    Args:
+        config: which net, and its sizes.
+        observation_size: O.
+        action_spec: the actions.
+        feature_size: of the actor, for a critic that reads its features.
+    """
+    if isinstance(config, GPT2CriticConfig):
+        return _build_gpt2_critic(config, observation_size, action_spec)
+    num_inputs = observation_size
+    if isinstance(config, LLMPolicyConfig):
+        if config.critic == "gpt2":
+            return _build_gpt2_critic(config.gpt2_critic, observation_size, action_spec)
+        if config.critic == "hidden_state":
+            num_inputs = feature_size
+    return MLPCritic(num_inputs, config.critic_hidden_sizes, config.activation)
+
+
+def _build_gpt2_critic(
+    settings: GPT2CriticSettings, observation_size: int, action_spec: ActionSpec
+) -> Critic:
+    from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
+
+    return GPT2Critic(settings, observation_size, action_spec)
 
 
 def build_actor_critic(

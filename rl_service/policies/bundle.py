@@ -19,9 +19,10 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from torch import Tensor
 
 from custom_models.actor import Actor
-from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, ModelConfig
+from custom_models.critic import Critic
 from custom_models.model_store import find_model, fingerprint
-from custom_models.nets import ActorCritic, build_actor
+from custom_models.nets import ActorCritic, build_actor, build_critic
 from rl_service.config.settings import EnvSettings
 from rl_service.config.text import one_line
 from rl_service.errors import BundleError
@@ -44,7 +45,7 @@ from rl_service.policies.spec import (
 )
 
 MAX_SPEC_BYTES = 16 * 2**20
-_ACTOR = "actor."
+_ACTOR, _CRITIC = "actor.", "critic."
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -135,11 +136,39 @@ def load_bundle(path: str | Path) -> BundledPolicy:
     if not path.is_dir():
         raise BundleError(f"{path} is no policy bundle: no such folder; give one with {SPEC_FILE}")
     spec = _read_spec(path / SPEC_FILE)
-    policy = BundledPolicy(_read_actor(path / WEIGHTS_FILE, spec), spec)
+    weights = _read_weights(path / WEIGHTS_FILE, spec)
+    own = {k.removeprefix(_ACTOR): v for k, v in weights.items() if k.startswith(_ACTOR)}
+    policy = BundledPolicy(_fit_actor(path / WEIGHTS_FILE, own, spec), spec)
     _check_parity(policy, path)
     if isinstance(spec.model, LLMPolicyConfig) and torch.cuda.is_available():
         policy.actor.cuda()
     return policy
+
+
+def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
+    """The critic that trained a bundle's policy, and what the bundle says.
+
+    Raises:
+        BundleError: as `load_bundle`, or if the critic reads the hidden states of a language
+            model, which the bundle does not hold.
+    """
+    spec = _read_spec(path / SPEC_FILE)
+    if isinstance(spec.model, LLMPolicyConfig) and spec.model.critic == "hidden_state":
+        raise BundleError(f"the critic of {path} reads hidden states, so it cannot be asked alone")
+    weights = _read_weights(path / WEIGHTS_FILE, spec)
+    own = {k.removeprefix(_CRITIC): v for k, v in weights.items() if k.startswith(_CRITIC)}
+    sizes = spec.model, spec.observation_space.size, spec.action_spec, 0
+    gpt2 = spec.model.gpt2_critic if isinstance(spec.model, LLMPolicyConfig) else spec.model
+    try:
+        if isinstance(gpt2, GPT2CriticSettings) and gpt2.n_layer > len(weights):
+            raise ValueError("fewer weights than layers")
+        with torch.device("meta"):  # as for the actor: shapes before memory
+            build_critic(*sizes).load_state_dict(own, assign=True)
+        critic = build_critic(*sizes)
+        critic.load_state_dict(own)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise BundleError(f"{path} has another critic than {SPEC_FILE} describes") from error
+    return critic.requires_grad_(False).eval(), spec
 
 
 def _base_model(config: ModelConfig) -> BaseModelSpec | None:
@@ -202,7 +231,8 @@ def _read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     return content
 
 
-def _read_actor(path: Path, spec: PolicySpec) -> Actor:
+def _read_weights(path: Path, spec: PolicySpec) -> dict[str, Tensor]:
+    """The weights that belong to the description, all finite."""
     content = _read_bytes(path)
     if hashlib.sha256(content).hexdigest() != spec.weights_sha256:
         raise BundleError(
@@ -218,8 +248,7 @@ def _read_actor(path: Path, spec: PolicySpec) -> Actor:
         ) from error
     if broken is not None:
         raise BundleError(f"{path}: weight {broken} holds NaN or infinite numbers")
-    own = {k.removeprefix(_ACTOR): v for k, v in weights.items() if k.startswith(_ACTOR)}
-    return _fit_actor(path, own, spec)
+    return weights
 
 
 def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Actor:

@@ -38,6 +38,8 @@ class Action(NamedTuple):
     request_id: str
     policy_action: Any = None
     """In the policy's units; given by policies with a history, for clients that carry it."""
+    value: float | None = None
+    """What the critic expects from here on, if it was asked."""
 
 
 class ActionBatch(NamedTuple):
@@ -52,6 +54,8 @@ class ActionBatch(NamedTuple):
     request_id: str
     policy_actions: npt.NDArray[Any] | None = None
     """See `Action`."""
+    values: npt.NDArray[np.float32] | None = None
+    """(B,); see `Action`."""
 
 
 class PolicyServiceError(Exception):
@@ -160,6 +164,7 @@ class PolicyClient:
         *,
         deterministic: bool = True,
         history: Any = None,
+        value: bool = False,
     ) -> Action:
         """The action at one observation.
 
@@ -169,11 +174,12 @@ class PolicyClient:
             deterministic: the most likely action instead of a sample.
             history: `{"observations": [...], "actions": [...]}`: the steps before, oldest first,
                 the actions as `Action.policy_action` gave them.
+            value: also ask the critic; `history` should then begin with the episode.
 
         Raises:
             PolicyServiceError: if the service refuses it, or does not answer in time.
         """
-        body = _act_body("observation", observation, deterministic, history)
+        body = _act_body("observation", observation, deterministic, history, value)
         return _action(self._send("POST", f"/v1/policies/{policy}/act", body))
 
     def act_batch(
@@ -183,14 +189,21 @@ class PolicyClient:
         *,
         deterministic: bool = True,
         history: Any = None,
+        value: bool = False,
     ) -> ActionBatch:
         """Actions at B observations; `history` is a list, one for each."""
-        body = _act_body("observations", observations, deterministic, history)
+        body = _act_body("observations", observations, deterministic, history, value)
         return _action_batch(self._send("POST", f"/v1/policies/{policy}/act", body))
 
-    def session(self, policy: str) -> Session:
-        """An episode that the service remembers; a context manager that closes it."""
-        return Session(self, self._send("POST", "/v1/sessions", {"policy": policy})["session"])
+    def session(self, policy: str, *, value: bool = False) -> Session:
+        """An episode that the service remembers; a context manager that closes it.
+
+        Args:
+            policy: `name`, or `name:version`.
+            value: each reply also tells what the critic expects from there on.
+        """
+        body = {"policy": policy, "value": value}
+        return Session(self, self._send("POST", "/v1/sessions", body)["session"])
 
     def _send(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         call = _Call(method, path, body, secrets.token_hex(8))
@@ -287,9 +300,10 @@ class AsyncPolicyClient:
         *,
         deterministic: bool = True,
         history: Any = None,
+        value: bool = False,
     ) -> Action:
         """See `PolicyClient`."""
-        body = _act_body("observation", observation, deterministic, history)
+        body = _act_body("observation", observation, deterministic, history, value)
         return _action(await self._send("POST", f"/v1/policies/{policy}/act", body))
 
     async def act_batch(
@@ -299,14 +313,15 @@ class AsyncPolicyClient:
         *,
         deterministic: bool = True,
         history: Any = None,
+        value: bool = False,
     ) -> ActionBatch:
         """See `PolicyClient`."""
-        body = _act_body("observations", observations, deterministic, history)
+        body = _act_body("observations", observations, deterministic, history, value)
         return _action_batch(await self._send("POST", f"/v1/policies/{policy}/act", body))
 
-    def session(self, policy: str) -> AsyncSession:
+    def session(self, policy: str, *, value: bool = False) -> AsyncSession:
         """See `PolicyClient`; it is opened by `async with`."""
-        return AsyncSession(self, policy)
+        return AsyncSession(self, policy, value)
 
     async def _send(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         call = _Call(method, path, body, secrets.token_hex(8))
@@ -333,13 +348,15 @@ class AsyncSession:
     Args:
         client: that opens it.
         policy: `name`, or `name:version`.
+        value: see `PolicyClient.session`.
     """
 
-    def __init__(self, client: AsyncPolicyClient, policy: str) -> None:
-        self._client, self._policy, self.id = client, policy, ""
+    def __init__(self, client: AsyncPolicyClient, policy: str, value: bool) -> None:
+        self._client, self._policy, self._value, self.id = client, policy, value, ""
 
     async def __aenter__(self) -> AsyncSession:
-        opened = await self._client._send("POST", "/v1/sessions", {"policy": self._policy})
+        body = {"policy": self._policy, "value": self._value}
+        opened = await self._client._send("POST", "/v1/sessions", body)
         self.id = opened["session"]
         return self
 
@@ -367,9 +384,11 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 def _act_body(
-    key: str, observations: npt.ArrayLike, deterministic: bool, history: Any
+    key: str, observations: npt.ArrayLike, deterministic: bool, history: Any, value: bool
 ) -> dict[str, Any]:
     body = {key: np.asarray(observations).tolist(), "deterministic": deterministic}
+    if value:
+        body["value"] = True
     return body if history is None else body | {"history": history}
 
 
@@ -388,11 +407,12 @@ def _action(reply: dict[str, Any]) -> Action:
         version=reply["version"],
         request_id=reply["request_id"],
         policy_action=reply.get("policy_action"),
+        value=reply.get("value"),
     )
 
 
 def _action_batch(reply: dict[str, Any]) -> ActionBatch:
-    taken = reply.get("policy_actions")
+    taken, values = reply.get("policy_actions"), reply.get("values")
     return ActionBatch(
         actions=_env_action(reply["actions"]),
         log_prob=np.asarray(reply["log_prob"], np.float32),
@@ -400,6 +420,7 @@ def _action_batch(reply: dict[str, Any]) -> ActionBatch:
         version=reply["version"],
         request_id=reply["request_id"],
         policy_actions=None if taken is None else np.asarray(taken),
+        values=None if values is None else np.asarray(values, np.float32),
     )
 
 

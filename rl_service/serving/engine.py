@@ -19,6 +19,7 @@ from custom_models.spaces import FloatArray
 from rl_service.config.text import nearest, one_line
 from rl_service.errors import BundleError, ObservationError, RLServiceError
 from rl_service.policies.bundle import BundledPolicy, load_bundle
+from rl_service.policies.critic import CriticRunner, critic_of
 from rl_service.policies.runner import Actions
 from rl_service.serving.batching import Batcher
 from rl_service.serving.canary import Canary
@@ -34,7 +35,7 @@ _logger = logging.getLogger(LOGGER)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loaded:
     """One version of a policy, ready to act."""
 
@@ -43,6 +44,8 @@ class Loaded:
     policy: BundledPolicy
     batcher: Batcher
     memory: Memory
+    critic: CriticRunner | None = None
+    """None until somebody asks for a value."""
 
     @property
     def action_ndim(self) -> int:
@@ -195,6 +198,43 @@ class Engine:
             await self._judge(self._served[loaded.name], "its answers took too long")
         return loaded, actions
 
+    async def values(
+        self, loaded: Loaded, remember: Callable[[Memory], History], timesteps: list[int]
+    ) -> list[float]:
+        """What the critic of a version expects from here on, (B,); see `CriticRunner.values`.
+
+        Args:
+            loaded: the version.
+            remember: gives the history that fits a memory.
+            timesteps: (B,) env steps before.
+
+        Raises:
+            RequestError: 422 if the bundle holds no critic that can be asked.
+        """
+        critic = await self._critic(loaded)
+        history = remember(Memory(loaded.policy, critic.context_length - 1))
+        loop = asyncio.get_running_loop()
+        steps = np.array(timesteps, np.int64)
+        found = await loop.run_in_executor(self._long_passes, critic.values, history, steps)
+        values: list[float] = found.tolist()
+        return values
+
+    async def keeper(self, loaded: Loaded, with_value: bool) -> Memory:
+        """The memory of a session: as many steps as the actor reads, and the critic if asked."""
+        if not with_value:
+            return loaded.memory
+        needed = (await self._critic(loaded)).context_length - 1
+        return Memory(loaded.policy, max(loaded.memory.num_earlier, needed))
+
+    async def _critic(self, loaded: Loaded) -> CriticRunner:
+        if loaded.critic is None:
+            source = self._served[loaded.name].source
+            try:
+                loaded.critic = await self._in_thread(_read_critic, source, loaded.version)
+            except BundleError as error:
+                raise RequestError(422, "no_value", str(error)) from error
+        return loaded.critic
+
     async def check_health(self) -> None:
         """Runs each loaded policy once.
 
@@ -245,7 +285,7 @@ class Engine:
                 self._long_passes if takes_long else None,
                 self._metrics.batch_rows.labels(name).observe,
             ),
-            Memory(policy),
+            Memory(policy, policy.actor.context_length - 1),
         )
         await self._probe(loaded)
         self._loaded[name, version] = loaded
@@ -346,6 +386,10 @@ class Engine:
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._files, function, *arguments)
+
+
+def _read_critic(source: PolicySource, version: int) -> CriticRunner:
+    return critic_of(source.fetch(version))
 
 
 def _read_bundle(source: PolicySource, version: int) -> BundledPolicy:

@@ -16,19 +16,20 @@ class Memory:
 
     Args:
         policy: whose observations and actions they hold.
+        num_earlier: K-1, steps that are kept and read; a longer memory may be read, too.
     """
 
-    def __init__(self, policy: PolicyRunner) -> None:
-        self.num_earlier = policy.actor.context_length - 1
+    def __init__(self, policy: PolicyRunner, num_earlier: int) -> None:
+        self.num_earlier = num_earlier
         self._obs_size = int(np.prod(policy.observation_shape))
         self._action_spec = policy.action_spec
         action_size = _action_size(policy.action_spec)
         self._step_bytes = 4 * (self._obs_size + action_size)
 
-    def history(self, memory: bytes, obs: FloatArray) -> History | None:
+    def history(self, memory: bytes, obs: FloatArray) -> History:
         """What a policy reads at an observation (O,) after the remembered steps."""
         if self.num_earlier == 0:
-            return None
+            return History.first_steps(obs[None], 1, self._action_spec)
         steps = np.frombuffer(memory, np.float32).reshape(-1, self._step_bytes // 4)
         return self.of_steps(steps[:, : self._obs_size], steps[:, self._obs_size :], obs)
 
@@ -36,7 +37,8 @@ class Memory:
         self, earlier_obs: FloatArray, actions: npt.NDArray[np.float32], obs: FloatArray
     ) -> History:
         """The same of the last of some earlier steps (N, O) and (N, A)."""
-        earlier_obs, actions = earlier_obs[-self.num_earlier :], actions[-self.num_earlier :]
+        first = max(0, len(earlier_obs) - self.num_earlier)
+        earlier_obs, actions = earlier_obs[first:], actions[first:]
         num_steps = len(earlier_obs)
         history = History.first_steps(obs[None], self.num_earlier + 1, self._action_spec)
         if num_steps:

@@ -24,6 +24,12 @@ _ERROR_STATUSES = {
     "503": "Too busy: come again after `Retry-After` seconds.",
 }
 
+_WITH_VALUE: Schema = {
+    "type": "boolean",
+    "default": False,
+    "description": "Also tell what the critic expects from here on.",
+}
+
 
 def openapi_document(policies: Sequence[Loaded], limits: Limits, needs_token: bool) -> Schema:
     """Built of what is loaded, so that a client sees the numbers that each policy reads."""
@@ -90,7 +96,7 @@ def _session_paths(policies: Sequence[Loaded]) -> Schema:
         "Opens a session: the service remembers the episode",
         _object("session", "policy", "version"),
         (),
-        _closed({"policy": {"type": "string", "examples": names}}, "policy"),
+        _closed({"policy": {"type": "string", "examples": names}, "value": _WITH_VALUE}, "policy"),
         {"policy": names[0]},
     )
     example = {"observation": example_observation(policies[0].policy.spec)}
@@ -155,7 +161,7 @@ def _act_schema(loaded: Loaded, limits: Limits) -> Schema:
         "actions",
     )
     more = {"type": "array", "items": one_history}
-    common = {"deterministic": {"type": "boolean", "default": True}}
+    common = {"deterministic": {"type": "boolean", "default": True}, "value": _WITH_VALUE}
     batch = {"type": "array", "items": observation, "minItems": 1}
     return {
         "oneOf": [
@@ -181,6 +187,8 @@ def _reply_schema(loaded: Loaded) -> Schema:
             "action": action,
             "actions": {"type": "array", "items": action},
             "log_prob": {"anyOf": [number, {"type": "array", "items": number}]},
+            "value": number,
+            "values": {"type": "array", "items": number},
             "policy": {"type": "string"},
             "version": {"type": "integer"},
             "request_id": {"type": "string"},

@@ -28,6 +28,8 @@ class OpenSession(Body):
     """`POST /v1/sessions`."""
 
     policy: Annotated[str, Field(min_length=1, max_length=200)]
+    value: bool = False
+    """Whether each reply shall tell the critic's value."""
 
 
 @cache
@@ -49,6 +51,7 @@ def act_body(obs_ndim: int, action_ndim: int) -> type[Body]:
         observations=(rows | None, None),
         deterministic=(bool, True),
         history=(history | list[history] | None, None),
+        value=(bool, False),
     )
 
 

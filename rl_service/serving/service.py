@@ -16,6 +16,7 @@ from rl_service.policies.runner import Actions
 from rl_service.serving.engine import Engine, Loaded
 from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
+from rl_service.serving.memory import Memory
 from rl_service.serving.schemas import (
     OpenSession,
     act_body,
@@ -101,9 +102,23 @@ class Service:
             chosen,
             obs,
             request.deterministic,
-            lambda asked: _history(asked, request.history, obs),
+            lambda asked: _history(asked, asked.memory, request.history, obs),
         )
-        return _act_reply(loaded, actions, single)
+        reply = _act_reply(loaded, actions, single, carried=request.value)
+        if request.value:
+            timesteps = _given_steps(request.history, len(obs))
+            values = await self.engine.values(
+                loaded,
+                lambda memory: (
+                    _history(loaded, memory, request.history, obs)
+                    or History.first_steps(
+                        obs.reshape(len(obs), -1), memory.num_earlier + 1, loaded.policy.action_spec
+                    )
+                ),
+                timesteps,
+            )
+            reply |= {"value": values[0]} if single else {"values": values}
+        return reply
 
     async def open_session(self, body: bytes) -> Reply:
         """A new session, at its first step."""
@@ -115,7 +130,8 @@ class Service:
         else:
             loaded = await self.engine.pinned(name, version)
         try:
-            session_id = await self._shared.open_session(name, loaded.version)
+            await self.engine.keeper(loaded, request.value)  # refuses before anything is open
+            session_id = await self._shared.open_session(name, loaded.version, request.value)
         except TooManySessions as full:
             raise RequestError(
                 503,
@@ -187,14 +203,20 @@ class Service:
             lambda asked: asked.memory.history(state.memory, flat),
         )
         reply = _act_reply(answered, actions, single=True) | {"step": state.num_steps}
+        if state.with_value:
+            [reply["value"]] = await self.engine.values(
+                answered, lambda memory: memory.history(state.memory, flat), [state.num_steps]
+            )
+        keeper = await self.engine.keeper(answered, state.with_value)
         after = SessionState(
             policy=state.policy,
             version=answered.version,
             num_steps=state.num_steps + 1,
-            memory=answered.memory.after(state.memory, flat, _flat(actions)[0]),
+            memory=keeper.after(state.memory, flat, _flat(actions)[0]),
             episode_return=state.episode_return + (request.reward or 0.0),
             last_request_id=request_id,
             last_reply=json.dumps(reply).encode(),
+            with_value=state.with_value,
         )
         return reply, after
 
@@ -238,7 +260,15 @@ def _expected(shape: tuple[int, ...], session: bool = False) -> str:
     return one if session else f'{one} or {{"observations": a list of such}}'
 
 
-def _history(loaded: Loaded, given: Any, obs: FloatArray) -> History | None:
+def _given_steps(given: Any, batch: int) -> list[int]:
+    """Env steps before each row, if the client has sent its whole episode; see the guide."""
+    if given is None:
+        return [0] * batch
+    items = given if isinstance(given, list) else [given]
+    return [len(item.observations) for item in items]
+
+
+def _history(loaded: Loaded, memory: Memory, given: Any, obs: FloatArray) -> History | None:
     """What the client carries: the steps before, of each row."""
     if given is None:
         return None
@@ -247,7 +277,6 @@ def _history(loaded: Loaded, given: Any, obs: FloatArray) -> History | None:
         raise RequestError(
             422, "wrong_shape", f"history is of {len(items)} rows; there are {len(obs)}"
         )
-    memory = loaded.memory
     if memory.num_earlier == 0:
         return None
     action_shape = (loaded.policy.action_spec.size,) if loaded.action_ndim else ()
@@ -267,14 +296,14 @@ def _history(loaded: Loaded, given: Any, obs: FloatArray) -> History | None:
     return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
 
 
-def _act_reply(loaded: Loaded, actions: Actions, single: bool) -> Reply:
+def _act_reply(loaded: Loaded, actions: Actions, single: bool, *, carried: bool = False) -> Reply:
     env_actions, log_prob = actions.env_actions.tolist(), actions.log_prob.tolist()
     reply: Reply = (
         {"action": env_actions[0], "log_prob": log_prob[0]}
         if single
         else {"actions": env_actions, "log_prob": log_prob}
     )
-    if loaded.memory.num_earlier:  # what a client that carries its history sends back
+    if loaded.memory.num_earlier or carried:  # what a client that carries its history sends back
         taken = actions.actions.tolist()
         reply["policy_action" if single else "policy_actions"] = taken[0] if single else taken
     return reply | {"policy": loaded.name, "version": loaded.version}

@@ -30,6 +30,8 @@ class SessionState(NamedTuple):
     last_request_id: str
     last_reply: bytes
     """To the request of that id."""
+    with_value: bool
+    """Whether the replies tell the critic's value; its history is kept, then."""
 
 
 class TooManySessions(Exception):
@@ -68,7 +70,7 @@ class SessionTable:
         self._forget_expired()
         return len(self._sessions)
 
-    def open(self, policy: str, version: int) -> str:
+    def open(self, policy: str, version: int, with_value: bool = False) -> str:
         """Id of a new session.
 
         Raises:
@@ -79,7 +81,7 @@ class SessionTable:
             oldest = next(iter(self._sessions.values()))
             raise TooManySessions(max(1, round(oldest.expires_at - self._clock())))
         session_id = secrets.token_urlsafe(_ID_BYTES)
-        self._put(session_id, SessionState(policy, version, 0, b"", 0.0, "", b""))
+        self._put(session_id, SessionState(policy, version, 0, b"", 0.0, "", b"", with_value))
         return session_id
 
     def read(self, session_id: str) -> SessionState | None:
