@@ -20,6 +20,10 @@ class History(NamedTuple):
     num_steps: npt.NDArray[np.int64]
     """(B,) how many of the K-1 earlier steps there are: the last ones, of the same episode."""
 
+    def rows(self, rows: slice) -> History:
+        """The histories of some of the episodes."""
+        return History(self.obs[rows], self.actions[rows], self.num_steps[rows])
+
     @classmethod
     def first_steps(cls, obs: FloatArray, context_length: int, action_spec: ActionSpec) -> History:
         """Histories that begin with the given observations (B, O)."""

@@ -48,7 +48,7 @@ class Versions:
     def fetch(self, version: int) -> Path:
         return self.folders[version]
 
-    def give_up(self, version: int) -> None:
+    def give_up(self, version: int, serves: int) -> None:
         self.given_up.append(version)
 
 

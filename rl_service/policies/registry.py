@@ -165,6 +165,17 @@ class PolicyRegistry:
         self._move_aliases(name, decide)
         return self.resolve(f"{name}@{PRODUCTION}")
 
+    def withdraw(self, name: str, version: int, to: int) -> None:
+        """Moves `production` from a version that failed to another; nothing if it has moved on."""
+
+        def decide(versions: list[PolicyVersion], aliases: Aliases) -> Aliases:
+            if aliases.get(PRODUCTION) != version:
+                return aliases
+            _pick(to, versions)
+            return aliases | {PRODUCTION: to, PREVIOUS: version}
+
+        self._move_aliases(name, decide)
+
     def export(self, reference: str, destination: Path) -> Path:
         """Copies a version's bundle into a new folder.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -92,7 +92,7 @@ class Api:
         async def endpoint(request: Request) -> Response:
             started = time.perf_counter()
             request_id = _request_id(request)
-            self._ongoing += 1
+            self._ongoing += not is_open
             self._metrics.ongoing.set(self._ongoing)
             fields: dict[str, Any] = {"request_id": request_id, "method": method, "route": path}
             try:
@@ -103,7 +103,7 @@ class Api:
             except Exception as error:
                 response = self._refusal(error, request_id, fields)
             finally:
-                self._ongoing -= 1
+                self._ongoing -= not is_open
                 self._metrics.ongoing.set(self._ongoing)
             seconds = time.perf_counter() - started
             latency.observe(seconds)
@@ -142,6 +142,8 @@ class Api:
 
     def _refusal(self, error: Exception, request_id: str, fields: dict[str, Any]) -> Response:
         """The reply to a request that cannot be answered; only our own faults are 500."""
+        if isinstance(error, ClientDisconnect):
+            error = RequestError(400, "client_gone", "the request ended before its body did")
         if isinstance(error, SharedUnavailable):
             error = RequestError(
                 503, "sessions_unavailable", "sessions start anew; come again", _BUSY_RETRY_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Batcher:
 
     Args:
         policy: what answers.
-        max_rows: of one pass, unless a single request has more.
+        max_rows: of one pass; a request with more takes several.
         executor: where passes run that take long; None: in the event loop, since handing a pass
             of a small net to another thread costs as much as the pass.
         on_batch: is told the rows of every pass.
@@ -47,6 +48,8 @@ class Batcher:
         self._executor, self._on_batch = executor, on_batch
         self._waiting: list[_Item] = []
         self._worker: asyncio.Task[None] | None = None
+        self.last_pass_at = float("-inf")
+        """When the last pass ended, by `time.monotonic`."""
 
     async def act(
         self, obs: FloatArray, *, deterministic: bool, history: History | None
@@ -102,17 +105,19 @@ class Batcher:
         return batch
 
     def _pass(self, batch: list[_Item]) -> Actions:
-        self._on_batch(sum(len(item.obs) for item in batch))
+        deterministic = batch[0].deterministic
         if len(batch) == 1:
-            [item] = batch
-            return self._policy.act(
-                item.obs, deterministic=item.deterministic, history=item.history
-            )
-        return self._policy.act(
-            np.concatenate([item.obs for item in batch]),
-            deterministic=batch[0].deterministic,
-            history=self._histories(batch),
-        )
+            obs, history = batch[0].obs, batch[0].history
+        else:
+            obs, history = np.concatenate([item.obs for item in batch]), self._histories(batch)
+        parts = []
+        for first in range(0, len(obs), self._max_rows):
+            rows = slice(first, first + self._max_rows)
+            part = None if history is None else history.rows(rows)
+            parts.append(self._policy.act(obs[rows], deterministic=deterministic, history=part))
+            self._on_batch(len(parts[-1].actions))
+            self.last_pass_at = time.monotonic()
+        return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _histories(self, batch: list[_Item]) -> History | None:
         """Those of all items; one that has none begins an episode."""
@@ -124,6 +129,15 @@ class Batcher:
             for item in batch
         ]
         return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
+
+
+def _joined(parts: list[Actions]) -> Actions:
+    return Actions(
+        np.concatenate([part.env_actions for part in parts]),
+        np.concatenate([part.actions for part in parts]),
+        np.concatenate([part.log_prob for part in parts]),
+        np.concatenate([part.dist_inputs for part in parts]),
+    )
 
 
 def _answer(batch: list[_Item], answers: Actions) -> None:

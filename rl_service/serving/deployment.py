@@ -134,6 +134,9 @@ class PolicyService:
                 await self._shared.exchange_metrics(self._replica, self._metrics.page())
             except SharedUnavailable:
                 logging.getLogger(LOGGER).error("sessions_lost")
+            except Exception as error:  # a replica that stops watching would miss promotions
+                fields = {"fields": {"problem": one_line(error)}}
+                logging.getLogger(LOGGER).error("metrics_not_exchanged", extra=fields)
             self._log.flush()
 
 

@@ -17,7 +17,7 @@ from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.spaces import FloatArray
 from rl_service.config.text import nearest, one_line
-from rl_service.errors import BundleError, ObservationError, RLServiceError
+from rl_service.errors import BundleError, ObservationError, RegistryError
 from rl_service.policies.bundle import BundledPolicy, load_bundle
 from rl_service.policies.critic import CriticRunner, critic_of
 from rl_service.policies.runner import Actions
@@ -33,6 +33,14 @@ from rl_service.serving.sources import PolicySource
 
 _logger = logging.getLogger(LOGGER)
 T = TypeVar("T")
+_PROBE_INTERVAL_S = 2.0
+"""So that nobody keeps a replica busy by asking for its health."""
+_CRITIC_ROWS = 64
+"""Of one pass: a row is a sequence of many tokens."""
+
+
+class NoFiniteAnswer(Exception):
+    """A net has answered with NaN: it is broken, or the observation is like no other."""
 
 
 @dataclass
@@ -62,8 +70,9 @@ class _Served:
     canary: Canary | None = None
     wanted: int = 0
     rejected: set[int] = field(default_factory=set)
-    proven: set[int] = field(default_factory=set)
-    """Versions that have taken the traffic before: a rollback to one needs no trial."""
+    proven: list[int] = field(default_factory=list)
+    """Versions that have taken the traffic, the last one last: a rollback to one needs no
+    trial."""
     last_problem: str = ""
 
 
@@ -135,7 +144,11 @@ class Engine:
         """
         served = self._served[name]
         if (name, version) not in self._loaded:
-            if not await self._in_thread(served.source.knows, version):
+            try:
+                known = await self._in_thread(served.source.knows, version)
+            except RegistryError as error:
+                raise _unavailable(name, version) from error
+            if not known:
                 raise RequestError(
                     404, "unknown_version", f"policy {name} has no version {version}"
                 )
@@ -143,7 +156,11 @@ class Engine:
                 raise _rejected(name, version)
         try:
             return await self.load(name, version)
+        except RegistryError as error:
+            raise _unavailable(name, version) from error
         except BundleError as error:
+            if _cannot_be_read_now(error):
+                raise _unavailable(name, version) from error
             served.rejected.add(version)
             raise _rejected(name, version) from error
 
@@ -161,8 +178,12 @@ class Engine:
             return await self.stable(name)
         try:
             return await self.load(name, version)
-        except RLServiceError:  # it has left the registry meanwhile
-            return await self.stable(name)
+        except RegistryError as error:
+            raise _unavailable(name, version) from error
+        except BundleError as error:
+            if _cannot_be_read_now(error):
+                raise _unavailable(name, version) from error
+            return await self.stable(name)  # its files were damaged meanwhile
 
     async def act(
         self,
@@ -188,11 +209,15 @@ class Engine:
             raise
         except Exception as error:
             if canary is None or canary.version != loaded.version:
-                raise
+                raise _refused(error) from error
+            stable = await self.stable(loaded.name)
+            try:
+                actions = await self._ask(stable, obs, deterministic, remember(stable))
+            except NoFiniteAnswer as same:  # then it is no fault of the new version
+                raise _refused(same) from same
             canary.failed()
             await self._judge(self._served[loaded.name], one_line(error))
-            loaded = await self.stable(loaded.name)
-            return loaded, await self._ask(loaded, obs, deterministic, remember(loaded))
+            return stable, actions
         if canary is not None:
             canary.answered(loaded.version, time.perf_counter() - started)
             await self._judge(self._served[loaded.name], "its answers took too long")
@@ -215,8 +240,15 @@ class Engine:
         history = remember(Memory(loaded.policy, critic.context_length - 1))
         loop = asyncio.get_running_loop()
         steps = np.array(timesteps, np.int64)
-        found = await loop.run_in_executor(self._long_passes, critic.values, history, steps)
-        values: list[float] = found.tolist()
+        values: list[float] = []
+        for first in range(0, len(steps), _CRITIC_ROWS):
+            rows = slice(first, first + _CRITIC_ROWS)
+            found = await loop.run_in_executor(
+                self._long_passes, critic.values, history.rows(rows), steps[rows]
+            )
+            if not np.isfinite(found).all():
+                raise _refused(NoFiniteAnswer())
+            values += found.tolist()
         return values
 
     async def keeper(self, loaded: Loaded, with_value: bool) -> Memory:
@@ -232,17 +264,23 @@ class Engine:
             try:
                 loaded.critic = await self._in_thread(_read_critic, source, loaded.version)
             except BundleError as error:
-                raise RequestError(422, "no_value", str(error)) from error
+                raise RequestError(
+                    422,
+                    "no_value",
+                    f"policy {loaded.name}:{loaded.version} has no critic that can be asked; send "
+                    f"value=false",
+                ) from error
         return loaded.critic
 
     async def check_health(self) -> None:
-        """Runs each loaded policy once.
+        """Runs each loaded policy once, unless it has answered in the last seconds.
 
         Raises:
             RuntimeError: if an answer is not finite.
         """
         for loaded in list(self._loaded.values()):
-            await self._probe(loaded)
+            if time.monotonic() - loaded.batcher.last_pass_at > _PROBE_INTERVAL_S:
+                await self._probe(loaded)
 
     async def watch_once(self) -> None:
         """Looks for versions that are wanted now, and moves to them if they pass."""
@@ -290,34 +328,50 @@ class Engine:
         await self._probe(loaded)
         self._loaded[name, version] = loaded
         while len(self._loaded) > self._limits.max_loaded_policies:
-            self._loaded.popitem(last=False)
+            del self._loaded[self._least_needed()]
         return loaded
+
+    def _least_needed(self) -> tuple[str, int]:
+        """The least recently used version that takes no traffic, or else the least used one."""
+        needed = {(name, served.stable) for name, served in self._served.items()}
+        needed |= {
+            (name, served.canary.version)
+            for name, served in self._served.items()
+            if served.canary is not None
+        }
+        idle = [key for key in list(self._loaded)[:-1] if key not in needed]
+        return idle[0] if idle else next(iter(self._loaded))
 
     async def _follow(self, served: _Served) -> None:
         name = served.source.name
-        known = await self._shared.rollout(name)
-        served.rejected |= set(known.rejected)
         wanted = await self._in_thread(served.source.wanted)
         if wanted != served.wanted:
             served.wanted = wanted
             if wanted in served.rejected:  # somebody promotes it again
                 served.rejected.discard(wanted)
                 await self._shared.forgive(name, wanted)
+        known = await self._shared.rollout(name)
+        served.rejected |= set(known.rejected)
+        if served.stable in served.rejected:  # it passed here, and failed elsewhere
+            good = [version for version in served.proven if version not in served.rejected]
+            if good:
+                await self.load(name, good[-1])
+                await self._move_to(served, good[-1])
         canary = served.canary
         if canary is not None and (wanted != canary.version or canary.version in served.rejected):
             served.canary = canary = None
-        if wanted == served.stable or canary is not None:
+        if wanted == served.stable or canary is not None or wanted in served.rejected:
             return
         if wanted in served.proven or known.stable == wanted:  # or another replica has tried it
             await self.load(name, wanted)
             await self._move_to(served, wanted)
             return
-        if wanted in served.rejected:
-            return
         try:
             loaded = await self.load(name, wanted)
             _check_same_spaces(loaded, await self.stable(name))
         except BundleError as error:
+            if _cannot_be_read_now(error):
+                raise
             await self._reject(served, wanted, "check", one_line(error))
             return
         if self._canary_share:
@@ -341,7 +395,7 @@ class Engine:
 
     async def _move_to(self, served: _Served, version: int) -> None:
         served.stable, served.last_problem = version, ""
-        served.proven.add(version)
+        served.proven = [each for each in served.proven if each != version] + [version]
         await self._shared.set_stable(served.source.name, version)
         self._metrics.version.labels(served.source.name).set(version)
         fields = {"policy": served.source.name, "version": version}
@@ -354,14 +408,14 @@ class Engine:
         fields = {"policy": name, "version": version, "reason": reason, "problem": problem}
         _logger.error("version_rejected", extra={"fields": {**fields, "serves": served.stable}})
         if await self._shared.reject(name, version):
-            await self._in_thread(served.source.give_up, version)
+            await self._in_thread(served.source.give_up, version, served.stable)
 
     async def _ask(
         self, loaded: Loaded, obs: FloatArray, deterministic: bool, history: History | None
     ) -> Actions:
         actions = await loaded.batcher.act(obs, deterministic=deterministic, history=history)
         if not np.isfinite(actions.log_prob).all():
-            raise RuntimeError(f"policy {loaded.name}:{loaded.version} answers with NaN")
+            raise NoFiniteAnswer(f"policy {loaded.name}:{loaded.version} answers with NaN")
         self._metrics.actions.labels(loaded.name, str(loaded.version)).inc(len(obs))
         return actions
 
@@ -396,6 +450,17 @@ def _read_bundle(source: PolicySource, version: int) -> BundledPolicy:
     return load_bundle(source.fetch(version))
 
 
+def _cannot_be_read_now(error: BundleError) -> bool:
+    """Whether the file system failed, and not the bundle."""
+    return isinstance(error.__cause__, OSError)
+
+
+def _unavailable(name: str, version: int) -> RequestError:
+    return RequestError(
+        503, "version_unavailable", f"version {version} of {name} cannot be read now", 2
+    )
+
+
 def _check_same_spaces(new: Loaded, old: Loaded) -> None:
     """Clients send and receive what they did before."""
     theirs, ours = new.policy.spec, old.policy.spec
@@ -407,6 +472,18 @@ def _check_same_spaces(new: Loaded, old: Loaded) -> None:
             f"version {new.version} has other observations or actions than version {old.version}; "
             f"serve it under another name"
         )
+
+
+def _refused(error: Exception) -> Exception:
+    """What a client is told of a failed pass."""
+    if isinstance(error, NoFiniteAnswer):
+        return RequestError(
+            422,
+            "invalid_observation",
+            "the policy has no finite answer to this observation; send one as the environment "
+            "gives it",
+        )
+    return error
 
 
 def _rejected(name: str, version: int) -> RequestError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -154,7 +156,8 @@ class Service:
             state = state or await self._shared.read_session(session_id)
             if state is None:
                 raise _unknown_session()
-            if state.last_request_id == request_id:  # the client has not seen the reply
+            # Sent again by a client that has not seen the reply. Some give all requests one id.
+            if state.last_request_id == _identity(request_id, body):
                 return dict(json.loads(state.last_reply))
             reply, after = await self._step(state, body, request_id)
             if await self._shared.commit_session(session_id, after):
@@ -195,6 +198,9 @@ class Service:
         shape = loaded.policy.observation_shape
         request = read_body(session_act_body(len(shape)), body, _expected(shape, session=True))
         obs = as_array([request.observation], shape, "observation")  # (1, *shape)
+        episode_return = state.episode_return + (request.reward or 0.0)
+        if not math.isfinite(episode_return):
+            raise RequestError(422, "invalid_request", "the rewards add up to no finite number")
         flat = obs.reshape(-1)
         answered, actions = await self._ask(
             loaded,
@@ -213,8 +219,8 @@ class Service:
             version=answered.version,
             num_steps=state.num_steps + 1,
             memory=keeper.after(state.memory, flat, _flat(actions)[0]),
-            episode_return=state.episode_return + (request.reward or 0.0),
-            last_request_id=request_id,
+            episode_return=episode_return,
+            last_request_id=_identity(request_id, body),
             last_reply=json.dumps(reply).encode(),
             with_value=state.with_value,
         )
@@ -233,6 +239,10 @@ class Service:
             )
         except ObservationError as error:
             raise RequestError(422, "invalid_observation", str(error)) from error
+
+
+def _identity(request_id: str, body: bytes) -> str:
+    return f"{request_id}:{hashlib.blake2b(body, digest_size=8).hexdigest()}"
 
 
 def _split(reference: str) -> tuple[str, int | None]:

@@ -28,8 +28,9 @@ class SessionState(NamedTuple):
     """The history; see `rl_service.serving.memory`."""
     episode_return: float
     last_request_id: str
+    """With a digest of its body."""
     last_reply: bytes
-    """To the request of that id."""
+    """To that request."""
     with_value: bool
     """Whether the replies tell the critic's value; its history is kept, then."""
 

@@ -64,6 +64,8 @@ class SharedState:
 
     def reject(self, policy: str, version: int) -> bool:
         """No replica shall try this version again; false if one has said so before."""
+        if self._stable.get(policy) == version:
+            del self._stable[policy]  # a replica that starts shall not begin with it
         known = self._rejected.setdefault(policy, set())
         is_new = version not in known
         known.add(version)

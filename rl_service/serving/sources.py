@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from rl_service.errors import BundleError, SettingsError
+from rl_service.errors import SettingsError
 from rl_service.files import as_folder_name
 from rl_service.policies.locate import find_policy
 from rl_service.policies.references import ZOO, Reference, parse_reference
-from rl_service.policies.registry import PREVIOUS, PRODUCTION, PolicyRegistry
+from rl_service.policies.registry import PRODUCTION, PolicyRegistry
 
 _RENAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})=(?P<reference>.+)")
 
@@ -32,8 +32,8 @@ class PolicySource(Protocol):
     def fetch(self, version: int) -> Path:
         """A folder with its bundle."""
 
-    def give_up(self, version: int) -> None:
-        """The version has failed its trial: what chose it shall choose its predecessor."""
+    def give_up(self, version: int, serves: int) -> None:
+        """The version has failed its trial: what chose it shall choose the one that serves."""
 
 
 class FolderSource:
@@ -56,7 +56,7 @@ class FolderSource:
     def fetch(self, version: int) -> Path:
         return self._path
 
-    def give_up(self, version: int) -> None:
+    def give_up(self, version: int, serves: int) -> None:
         """There is no other version."""
 
 
@@ -92,13 +92,10 @@ class RegistrySource:
         wanted = self._registry.resolve(f"{self._reference.name}:{version}")
         return self._registry.fetch(wanted)
 
-    def give_up(self, version: int) -> None:
+    def give_up(self, version: int, serves: int) -> None:
         """Moves `production` back, if it is what led here and still points to that version."""
-        if self._reference.version is not None or self._reference.alias not in (None, PRODUCTION):
-            return
-        aliases = self._registry.aliases(self._reference.name)
-        if aliases.get(PRODUCTION) == version and aliases.get(PREVIOUS, version) != version:
-            self._registry.rollback(self._reference.name)
+        if self._reference.version is None and self._reference.alias in (None, PRODUCTION):
+            self._registry.withdraw(self._reference.name, version, to=serves)
 
 
 def find_sources(policies: Iterable[str], registry_root: str | None) -> list[PolicySource]:
@@ -132,8 +129,6 @@ def _source(policy: str, registry: PolicyRegistry) -> PolicySource:
     kind, _, rest = reference.partition(":")
     if kind == ZOO or "/" in reference or Path(reference).is_dir():
         path = find_policy(reference)
-        if not path.is_dir():
-            raise BundleError(f"policy {reference} does not exist; give the folder of a bundle")
         default = rest if kind == ZOO else as_folder_name(path.resolve().name)
         return FolderSource(renamed["name"] if renamed else default, path.resolve())
     name = renamed["name"] if renamed else parse_reference(reference).name

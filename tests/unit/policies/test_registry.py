@@ -136,6 +136,21 @@ def test_promote_keeps_what_was_in_production_and_rollback_swaps_them(
     assert registry.rollback(NAME).version == 3
 
 
+def test_a_failed_version_is_withdrawn_once_whoever_asks(
+    registry: PolicyRegistry, bundle: Bundles
+) -> None:
+    for seed in (1, 2, 3):
+        registry.register(bundle(seed), NAME)
+    for version in (1, 2, 3):
+        registry.promote(NAME, version)
+    for _ in range(2):  # two services have seen it fail
+        registry.withdraw(NAME, 3, to=1)
+        assert registry.aliases(NAME) == {"best": 1, "production": 1, "previous": 3}
+    registry.promote(NAME, 2)
+    registry.withdraw(NAME, 3, to=1)  # somebody has decided otherwise meanwhile
+    assert registry.resolve(NAME).version == 2
+
+
 def test_any_other_alias_moves_alone(tmp_path: Path, bundle: Bundles) -> None:
     registry = PolicyRegistry(str(tmp_path / "registry"))
     for seed in (1, 2):

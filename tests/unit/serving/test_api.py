@@ -293,3 +293,32 @@ def test_pages_load_nothing_from_elsewhere(folder: Path) -> None:
             assert "http" not in page.text.replace("<!doctype html>", "")
 
     with_client(cartpole(folder), ask)
+
+
+def test_one_request_id_for_all_steps_is_no_repetition(folder: Path) -> None:
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        opened = (await client.post(SESSIONS, json={"policy": "cartpole"})).json()
+        path, steps = f"{SESSIONS}/{opened['session']}/act", []
+        for value in (0.0, 0.0, 1.0):
+            body = {"observation": [value] * 4}
+            reply = await client.post(path, json=body, headers={"X-Request-ID": "trace-1"})
+            steps.append(reply.json()["step"])
+        return steps
+
+    assert with_client(cartpole(folder), ask) == [0, 0, 1]  # the second one was sent again
+
+
+def test_rewards_that_add_up_to_no_number_are_refused(folder: Path) -> None:
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        opened = (await client.post(SESSIONS, json={"policy": "cartpole"})).json()
+        path = f"{SESSIONS}/{opened['session']}"
+        body = {"observation": OBSERVATION, "reward": 1.7e308}
+        statuses = [
+            (await client.post(f"{path}/act", json=body, headers={"X-Request-ID": name}))
+            for name in ("a", "b")
+        ]
+        closed = (await client.delete(path)).json()
+        assert closed["episode_return"] == 1.7e308
+        return [reply.status_code for reply in statuses]
+
+    assert with_client(cartpole(folder), ask) == [200, 422]

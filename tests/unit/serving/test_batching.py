@@ -41,7 +41,7 @@ def test_requests_of_one_turn_go_together_and_answers_are_their_own(
     assert rows == [16, 4, 16, 4]  # the two kinds of action apart, 16 rows at most
 
 
-def test_a_request_larger_than_a_batch_goes_alone(
+def test_a_request_larger_than_a_batch_takes_several_passes(
     tmp_path: Path, write_test_bundle: WriteTestBundle
 ) -> None:
     write_test_bundle(tmp_path / "b")
@@ -57,7 +57,7 @@ def test_a_request_larger_than_a_batch_goes_alone(
         )
 
     asyncio.run(ask())
-    assert rows == [9, 1]
+    assert rows == [4, 4, 1, 1]
 
 
 def test_a_failure_reaches_who_asked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,3 +190,62 @@ async def ask(engine: Engine) -> int:
     obs = np.zeros((1, 4), np.float32)
     answered, _ = await engine.act(chosen, obs, deterministic=True, remember=lambda asked: None)
     return answered.version
+
+
+def test_a_version_that_fails_elsewhere_is_left_here(versions: Versions) -> None:
+    """Its trial passed in this replica, and not in another one."""
+
+    async def play() -> None:
+        _, engine, shared = await build_local(versions)
+        versions.now = 2
+        await engine.watch_once()
+        assert await serves(engine) == 2
+        shared.state.reject("cartpole", 2)
+        assert shared.state.rollout("cartpole").stable is None  # none begins with it, either
+        for _ in range(2):
+            await engine.watch_once()
+            assert await serves(engine) == 1
+
+    asyncio.run(play())
+
+
+def test_an_observation_that_nobody_can_answer_is_no_fault_of_a_canary(
+    versions: Versions,
+) -> None:
+    obs = np.full((1, 4), 3e38, np.float32)
+
+    async def play() -> None:
+        _, engine, _ = await build_local(versions, canary=0.5)
+        versions.now = 2
+        await engine.watch_once()
+        for version in (1, 2):
+            loaded = await engine.load("cartpole", version)
+            actor: Any = loaded.policy.actor
+            actor.body = Overflow()
+        for _ in range(4):
+            loaded = await engine.chosen("cartpole")
+            with pytest.raises(RequestError) as refused:
+                await engine.act(loaded, obs, deterministic=True, remember=lambda _: None)
+            assert (refused.value.status, refused.value.code) == (422, "invalid_observation")
+        assert versions.given_up == []
+
+    asyncio.run(play())
+
+
+class Overflow(torch.nn.Module):
+    """What float32 makes of an observation that is too large."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs.new_full((len(obs), 64), torch.inf)
+
+
+def test_a_version_that_takes_traffic_stays_loaded(versions: Versions) -> None:
+    async def play() -> None:
+        limits = Limits(max_loaded_policies=2)
+        _, engine, _ = await build_local(versions, limits=limits)
+        for version in (2, 3, 2, 3):
+            await engine.pinned("cartpole", version)
+        assert ("cartpole", 1) in engine._loaded
+        assert len(engine._loaded) == 2
+
+    asyncio.run(play())
