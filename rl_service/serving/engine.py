@@ -155,12 +155,8 @@ class Engine:
             if version in served.rejected:
                 raise _rejected(name, version)
         try:
-            return await self.load(name, version)
-        except RegistryError as error:
-            raise _unavailable(name, version) from error
+            return await self._load_for_request(name, version)
         except BundleError as error:
-            if _cannot_be_read_now(error):
-                raise _unavailable(name, version) from error
             served.rejected.add(version)
             raise _rejected(name, version) from error
 
@@ -177,13 +173,20 @@ class Engine:
         if version in self._served[name].rejected:
             return await self.stable(name)
         try:
+            return await self._load_for_request(name, version)
+        except BundleError:  # its files were damaged meanwhile
+            return await self.stable(name)
+
+    async def _load_for_request(self, name: str, version: int) -> Loaded:
+        """As `load`; where only reading fails, the client is told to come again."""
+        try:
             return await self.load(name, version)
         except RegistryError as error:
             raise _unavailable(name, version) from error
         except BundleError as error:
             if _cannot_be_read_now(error):
                 raise _unavailable(name, version) from error
-            return await self.stable(name)  # its files were damaged meanwhile
+            raise
 
     async def act(
         self,
@@ -276,7 +279,7 @@ class Engine:
         """Runs each loaded policy once, unless it has answered in the last seconds.
 
         Raises:
-            RuntimeError: if an answer is not finite.
+            BundleError: if an answer is not finite.
         """
         for loaded in list(self._loaded.values()):
             if time.monotonic() - loaded.batcher.last_pass_at > _PROBE_INTERVAL_S:

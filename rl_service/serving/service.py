@@ -151,15 +151,16 @@ class Service:
 
     async def session_act(self, session_id: str, body: bytes, request_id: str) -> Reply:
         """The action at the next step of a session."""
+        identity = _identity(request_id, body)
         for attempt in range(_MAX_CONFLICTS):
             state = None if attempt else self._recent.pop(session_id, None)
             state = state or await self._shared.read_session(session_id)
             if state is None:
                 raise _unknown_session()
             # Sent again by a client that has not seen the reply. Some give all requests one id.
-            if state.last_request_id == _identity(request_id, body):
+            if state.last_request_id == identity:
                 return dict(json.loads(state.last_reply))
-            reply, after = await self._step(state, body, request_id)
+            reply, after = await self._step(state, body, identity)
             if await self._shared.commit_session(session_id, after):
                 self._remember(session_id, after)
                 return reply
@@ -192,7 +193,7 @@ class Service:
         return await self.engine.pinned(name, version)
 
     async def _step(
-        self, state: SessionState, body: bytes, request_id: str
+        self, state: SessionState, body: bytes, identity: str
     ) -> tuple[Reply, SessionState]:
         loaded = await self.engine.of_session(state.policy, state.version)
         shape = loaded.policy.observation_shape
@@ -206,7 +207,9 @@ class Service:
             loaded,
             obs,
             request.deterministic,
-            lambda asked: asked.memory.history(state.memory, flat),
+            lambda asked: (
+                asked.memory.history(state.memory, flat) if asked.memory.num_earlier else None
+            ),
         )
         reply = _act_reply(answered, actions, single=True) | {"step": state.num_steps}
         if state.with_value:
@@ -220,7 +223,7 @@ class Service:
             num_steps=state.num_steps + 1,
             memory=keeper.after(state.memory, flat, _flat(actions)[0]),
             episode_return=episode_return,
-            last_request_id=_identity(request_id, body),
+            last_request_id=identity,
             last_reply=json.dumps(reply).encode(),
             with_value=state.with_value,
         )
