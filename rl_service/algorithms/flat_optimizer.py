@@ -30,7 +30,7 @@ class FlatParameters:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self._net = net
+        self.net = net
         named = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self._names, self.parameters = list(named), list(named.values())
         self.vector = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
@@ -67,7 +67,7 @@ class FlatParameters:
         moving = zip(self._names, self.parameters, direction.split(sizes), strict=True)
         with forward_ad.dual_level():
             duals = {name: forward_ad.make_dual(p, d.view_as(p)) for name, p, d in moving}
-            outputs = functional_call(self._net, duals, (inputs,))
+            outputs = functional_call(self.net, duals, (inputs,))
             tangent: Tensor = forward_ad.unpack_dual(outputs).tangent
         return tangent
 

@@ -49,7 +49,6 @@ class TRPOPolicy(ActorCriticPolicy):
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
         gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
         product = fisher_product(
-            self.net.actor,
             self._actor_parameters,
             self._fisher_inputs(rows),
             partial(distribution, self.action_spec),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from custom_models.heads import Distribution
 from rl_service.algorithms.flat_optimizer import FlatParameters
@@ -53,7 +53,6 @@ def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Solution
 
 
 def fisher_product(
-    actor: nn.Module,
     parameters: FlatParameters,
     inputs: Tensor,
     read: Callable[[Tensor], Distribution],
@@ -66,13 +65,12 @@ def fisher_product(
     and nothing is derived twice.
 
     Args:
-        actor: maps inputs to `dist_inputs`.
-        parameters: of the actor.
+        parameters: of the actor, which maps inputs to `dist_inputs`.
         inputs: (B, I) the steps that are averaged over.
         read: from `dist_inputs` (B, D) to the distribution.
         damping: λ of F + λ I.
     """
-    dist_inputs = actor(inputs)  # (B, D)
+    dist_inputs = parameters.net(inputs)  # (B, D)
     dist = read(dist_inputs.detach())
 
     def product(vector: Tensor) -> Tensor:

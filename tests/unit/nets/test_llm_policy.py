@@ -236,7 +236,7 @@ def test_the_fisher_product_passes_through_the_language_model(
     flat = FlatParameters(actor)
     inputs = actor.encode(random_history(spec, 1))
     read = partial(distribution, spec)
-    product = fisher_product(actor, flat, inputs, read, 0.0)
+    product = fisher_product(flat, inputs, read, 0.0)
     whole = build_actor(spec, finetune=finetune, task="Hold.\n")
     parameters = [p for p in whole.parameters() if p.requires_grad]
     dist_inputs = whole(inputs)
