@@ -1,45 +1,60 @@
-"""Keeps the best policy of a run as a bundle."""
+"""Keeps the best policy of a training as a bundle."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.errors import BundleError
+from rl_service.evaluation import EvaluationResult
 from rl_service.metrics import json_row
 from rl_service.policies.bundle import load_bundle, write_bundle
-from rl_service.runs import Run
 
 
 class BestPolicy:
-    """The run's bundle, replaced only by a policy with a higher score."""
+    """A training's bundle, replaced only by a policy with a higher score."""
 
-    def __init__(self, run: Run, algo: OnPolicyAlgorithm) -> None:
-        self._run = run
+    def __init__(self, path: Path, run_id: str, algo: OnPolicyAlgorithm) -> None:
+        self.path = path
+        self._run_id = run_id
         self._algo = algo
-        self.score = _score_on_disk(run)
+        self.score = _score_on_disk(path)
         """Mean episode return of the bundle's policy; None without a bundle or a score."""
 
     @property
     def exists(self) -> bool:
-        return self._run.bundle_path.exists()
+        return self.path.exists()
 
-    def keep_if_better(self, score: float, summary: Mapping[str, Any], source: str) -> None:
-        """Writes the policy as it is now if it is the best so far.
+    def keep_if_better(self, result: EvaluationResult) -> bool:
+        """Writes the policy as it is now if its evaluation is the best so far.
 
-        Args:
-            score: its mean episode return; a policy whose score is not finite is not kept.
-            summary: numbers for the bundle.
-            source: `evaluation` or `training`, where the score comes from.
+        Returns:
+            Whether it was; a policy whose mean return is not finite never is.
         """
+        summary = {
+            "episode_return_mean": result.mean,
+            "episode_return_std": result.std,
+            "num_episodes": len(result.returns),
+        }
+        return self._keep(result.mean, summary, "evaluation")
+
+    def keep_if_better_in_training(self, return_mean: float | None) -> bool:
+        """The same by the training return, where there are no evaluations; None is not kept."""
+        if return_mean is None:
+            return False
+        return self._keep(return_mean, {"episode_return_mean": return_mean}, "training")
+
+    def _keep(self, score: float, summary: Mapping[str, Any], source: str) -> bool:
         if not math.isfinite(score):
-            return
+            return False
         if self.score is not None and score <= self.score and self.exists:
-            return
+            return False
         self._write({**json_row(summary), "chosen_by": source})
         self.score = score
+        return True
 
     def keep_any(self) -> None:
         """Writes the policy as it is now, without scores, if none was ever kept."""
@@ -49,7 +64,7 @@ class BestPolicy:
     def _write(self, evaluation: dict[str, Any]) -> None:
         policy, settings = self._algo.learner_policy, self._algo.settings
         write_bundle(
-            self._run.bundle_path,
+            self.path,
             net=policy.net,
             observation_space=policy.observation_space,
             action_space=policy.action_space,
@@ -59,7 +74,7 @@ class BestPolicy:
             value_std=float(policy.value_stats.std),
             evaluation=evaluation,
             provenance={
-                "run_id": self._run.run_id,
+                "run_id": self._run_id,
                 "algorithm": settings.algorithm.name,
                 "seed": settings.seed,
                 "training_iteration": self._algo.iteration,
@@ -68,10 +83,10 @@ class BestPolicy:
         )
 
 
-def _score_on_disk(run: Run) -> float | None:
+def _score_on_disk(path: Path) -> float | None:
     """Score of the bundle there is: it may be newer than the checkpoint of a killed run."""
     try:
-        score = load_bundle(run.bundle_path).spec.evaluation.get("episode_return_mean")
+        score = load_bundle(path).spec.evaluation.get("episode_return_mean")
     except BundleError:  # absent, or damaged: the next policy replaces it
         return None
     return float(score) if isinstance(score, int | float) else None

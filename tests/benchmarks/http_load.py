@@ -18,7 +18,9 @@ class Load(NamedTuple):
     p50_ms: float
     p99_ms: float
     num_failed: int
-    """Other replies than 200, and broken connections."""
+    """Other replies than 200, and connections that broke under a request."""
+    num_reconnects: int
+    """Connections that the server had closed between two requests."""
 
 
 def request_bytes(address: Address, path: str, body: Any) -> bytes:
@@ -37,43 +39,69 @@ def load(address: Address, request: bytes, num_clients: int, seconds: float) -> 
 
 
 async def _load(address: Address, request: bytes, num_clients: int, seconds: float) -> Load:
-    times: list[float] = []
     started = time.perf_counter()
-    end = started + seconds
-    failed = await asyncio.gather(
-        *(_client(address, request, end, times) for _ in range(num_clients))
-    )
+    clients = [_Client(address, request) for _ in range(num_clients)]
+    await asyncio.gather(*(client.ask_until(started + seconds) for client in clients))
     took = time.perf_counter() - started
-    times.sort()
+    times = sorted(seen for client in clients for seen in client.times)
     return Load(
-        len(times) / took, 1e3 * median(times), 1e3 * times[int(0.99 * len(times))], sum(failed)
+        len(times) / took,
+        1e3 * median(times),
+        1e3 * times[int(0.99 * len(times))],
+        sum(client.num_failed for client in clients),
+        sum(client.num_reconnects for client in clients),
     )
 
 
-async def _client(address: Address, request: bytes, end: float, times: list[float]) -> int:
-    failed = 0
-    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-    while time.perf_counter() < end:
-        try:
-            if connection is None:
-                connection = await asyncio.open_connection(*address)
-            started = time.perf_counter()
-            status = await _ask(*connection, request)
-        except (OSError, asyncio.IncompleteReadError):
-            failed, connection = failed + 1, None
-            await asyncio.sleep(0.05)
-            continue
-        times.append(time.perf_counter() - started)
-        failed += status != 200
-    if connection is not None:
-        connection[1].close()
-    return failed
+class _Client:
+    """One connection, one request at a time, no second try of a request."""
+
+    def __init__(self, address: Address, request: bytes) -> None:
+        self._address = address
+        self._request = request
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.times: list[float] = []
+        self.num_failed = 0
+        self.num_reconnects = 0
+
+    async def ask_until(self, end: float) -> None:
+        while time.perf_counter() < end:
+            try:
+                reader, writer = await self._connected()
+                started = time.perf_counter()
+                status, closes = await _ask(reader, writer, self._request)
+            except (OSError, asyncio.IncompleteReadError):
+                self.num_failed += 1
+                self._close()
+                await asyncio.sleep(0.05)
+                continue
+            self.times.append(time.perf_counter() - started)
+            self.num_failed += status != 200
+            if closes:
+                self._close()
+        self._close()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is not None and self._streams[0].at_eof():
+            self.num_reconnects += 1
+            self._close()
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*self._address)
+        return self._streams
+
+    def _close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> tuple[int, bool]:
+    """Status, and whether the server closes the connection after this reply."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
     [length] = [int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length")]
     await reader.readexactly(length)
-    return int(lines[0].split()[1])
+    return int(lines[0].split()[1]), b"connection: close" in lines

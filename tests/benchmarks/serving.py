@@ -108,6 +108,7 @@ def _updates(open_subject: OpenSubject, folder: Path, bundles: list[Path], sizes
         return {
             "raw_requests": round(seen.requests_per_s * sizes.update_seconds),
             "raw_failed": seen.num_failed,
+            "raw_reconnects": seen.num_reconnects,
             "client_requests": counts["requests"],
             "client_failed": counts["failed"],
         }
@@ -171,13 +172,19 @@ def tables(raw: Raw) -> list[Table]:
     )
     changes = Table(
         "Promote, rollback and kill -9 of one of two replicas, under load",
-        ("clients", "requests", "failed"),
+        ("clients", "requests", "failed", "connections closed between requests"),
         [
-            ("raw HTTP", f"{updates['raw_requests']:,}", str(updates["raw_failed"])),
+            (
+                "raw HTTP",
+                f"{updates['raw_requests']:,}",
+                str(updates["raw_failed"]),
+                str(updates["raw_reconnects"]),
+            ),
             (
                 "PolicyClient, sessions",
                 f"{updates['client_requests']:,}",
                 str(updates["client_failed"]),
+                "–",
             ),
         ],
         f"{sizes['update_seconds']:.0f} s, {sizes['num_clients']} clients, half of either kind.",

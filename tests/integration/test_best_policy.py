@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from custom_models.configs import MLPConfig
@@ -27,7 +28,9 @@ from rl_service.config.settings import (
     StopSettings,
     TrackingSettings,
 )
+from rl_service.evaluation import EvaluationResult
 from rl_service.runs import Run
+from rl_service.trainer import EVALUATION_SEED_OFFSET
 from rl_service.training import train
 from tests.recorder import Recorder
 
@@ -45,7 +48,7 @@ class NaNScores(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self._evaluated = seed == SEED + training.EVALUATION_SEED_OFFSET
+        self._evaluated = seed == SEED + EVALUATION_SEED_OFFSET
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> Any:
@@ -125,13 +128,18 @@ def test_after_a_kill_only_a_better_policy_replaces_the_one_on_disk(
     tmp_path: Path, algorithm: OnPolicyAlgorithm
 ) -> None:
     run = new_run(tmp_path, "CartPole-v1", interval=1)
-    best = BestPolicy(run, algorithm)
-    best.keep_if_better(math.nan, {}, "evaluation")
+    best = BestPolicy(run.bundle_path, run.run_id, algorithm)
+    assert not best.keep_if_better(evaluated(math.nan))
     assert not best.exists
-    best.keep_if_better(5.0, {"episode_return_mean": 5.0}, "evaluation")
+    assert best.keep_if_better(evaluated(5.0))
 
-    resumed = BestPolicy(run, algorithm)  # its checkpoint may be older than the bundle
-    resumed.keep_if_better(4.0, {"episode_return_mean": 4.0}, "evaluation")
+    # Its checkpoint may be older than the bundle.
+    resumed = BestPolicy(run.bundle_path, run.run_id, algorithm)
+    assert not resumed.keep_if_better(evaluated(4.0))
     assert scores(run)["episode_return_mean"] == 5.0
-    resumed.keep_if_better(6.0, {"episode_return_mean": 6.0}, "evaluation")
+    assert resumed.keep_if_better(evaluated(6.0))
     assert scores(run)["episode_return_mean"] == 6.0
+
+
+def evaluated(episode_return: float) -> EvaluationResult:
+    return EvaluationResult(np.array([episode_return]), np.array([1]))

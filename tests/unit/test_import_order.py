@@ -46,7 +46,7 @@ ORDER = [
     ["rl_service.tracking", "rl_service.runs"],
     ["rl_service.registration", "rl_service.video"],
     ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
-    ["rl_service.best_policy"],
+    ["rl_service.best_policy", "rl_service.trainer"],
     ["rl_service.training"],
     # Serving; only the two files at its end know Ray.
     [

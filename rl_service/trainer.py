@@ -1,0 +1,166 @@
+"""A training without files of its own: iterations, evaluations, a state to go on from."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_service.algorithms.registry import build_algorithm
+from rl_service.config.settings import Settings
+from rl_service.errors import CheckpointError
+from rl_service.evaluation import EvaluationResult, evaluate
+from rl_service.policies.runner import PolicyRunner
+
+EVALUATION_SEED_OFFSET = 1_000_000
+"""Evaluations during training use other episodes than the final one, which picks nothing."""
+RETURN_WINDOW = 100
+"""Episodes that the training return is averaged over, as in RLlib."""
+_PROGRESS_FILE = "training_progress.json"
+
+
+@dataclass
+class Progress:
+    """What a training remembers beside the algorithm's own state."""
+
+    time_total_s: float = 0.0
+    recent_returns: list[float] = field(default_factory=list)
+    """Of the last `RETURN_WINDOW` episodes, as `recent_lengths`."""
+    recent_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Training return; None before the first episode has ended."""
+        return float(np.mean(self.recent_returns)) if self.recent_returns else None
+
+
+class Trainer:
+    """An algorithm and how far it has come; needs a connected Ray."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.algo = build_algorithm(settings)
+        self.progress = Progress()
+
+    def close(self) -> None:
+        """Ends the rollout workers."""
+        self.algo.stop()
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done."""
+        return int(self.algo.iteration)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a stop criterion of the settings is met."""
+        stop = self.settings.stop
+        mean = self.progress.return_mean
+        return (
+            (stop.iterations is not None and self.iteration >= stop.iterations)
+            or (stop.env_steps is not None and self.algo.env_steps >= stop.env_steps)
+            or (stop.time_s is not None and self.progress.time_total_s >= stop.time_s)
+            or (
+                stop.episode_return_mean is not None
+                and mean is not None
+                and mean >= stop.episode_return_mean
+            )
+        )
+
+    def iterate(self) -> dict[str, Any]:
+        """Samples and learns once.
+
+        Returns:
+            The iteration's numbers, by the keys of `rl_service.metrics.METRICS`.
+
+        Raises:
+            TrainingFailedError: if training cannot go on.
+        """
+        started = time.perf_counter()
+        steps_before = self.algo.env_steps
+        learned: dict[str, float] = self.algo.train()["info"]["learner"]
+        elapsed = time.perf_counter() - started
+        self.progress.time_total_s += elapsed
+        steps = self.algo.env_steps
+        return {
+            "training_iteration": self.iteration,
+            "num_env_steps_sampled_lifetime": steps,
+            **self._episode_metrics(),
+            **learned,
+            "env_steps_per_s": (steps - steps_before) / elapsed,
+            "iteration_time_s": elapsed,
+            "time_total_s": self.progress.time_total_s,
+            "num_env_runners": self.algo.env_runner_group.num_healthy_remote_workers(),
+            "num_worker_restarts": self.algo.env_runner_group.num_remote_worker_restarts(),
+        }
+
+    def _episode_metrics(self) -> dict[str, float | None]:
+        episodes = self.algo.pop_episodes()
+        returns, lengths = self.progress.recent_returns, self.progress.recent_lengths
+        returns += [episode.episode_reward for episode in episodes]
+        lengths += [episode.episode_length for episode in episodes]
+        del returns[:-RETURN_WINDOW], lengths[:-RETURN_WINDOW]
+        return {
+            "num_episodes": len(episodes),
+            "episode_return_mean": self.progress.return_mean,
+            "episode_return_min": min(returns) if returns else None,
+            "episode_return_max": max(returns) if returns else None,
+            "episode_len_mean": float(np.mean(lengths)) if lengths else None,
+        }
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether the policy is to be evaluated now: every n iterations and after the last."""
+        interval = self.settings.evaluation.interval
+        return interval > 0 and (self.iteration % interval == 0 or self.is_done)
+
+    def evaluate(self) -> EvaluationResult:
+        """Plays the policy as it is now, outside RLlib."""
+        policy = self.algo.learner_policy
+        runner = PolicyRunner(
+            policy.net.actor,
+            policy.observation_space.shape,
+            policy.action_spec,
+            self.algo.observation_normalizer(),
+        )
+        return evaluate(
+            runner,
+            self.settings.env,
+            num_episodes=self.settings.evaluation.num_episodes,
+            seed=self.settings.seed + EVALUATION_SEED_OFFSET,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes the whole state into an existing folder."""
+        self.algo.save_checkpoint(str(folder))
+        text = json.dumps(asdict(self.progress))
+        (folder / _PROGRESS_FILE).write_text(text, encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Goes on from a saved state; what the settings say now holds from here on.
+
+        Raises:
+            CheckpointError: if the state is missing, damaged or of another kind of run.
+        """
+        self.algo.load_checkpoint(str(folder))
+        try:
+            saved = json.loads((folder / _PROGRESS_FILE).read_text(encoding="utf-8"))
+            self.progress = Progress(**saved)
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder / _PROGRESS_FILE} is missing or damaged; remove that checkpoint "
+                f"to resume from an earlier one"
+            ) from error
+
+
+def evaluation_row(result: EvaluationResult) -> dict[str, float]:
+    """An evaluation by the keys of `rl_service.metrics.METRICS`."""
+    return {
+        "evaluation/episode_return_mean": result.mean,
+        "evaluation/episode_return_std": result.std,
+        "evaluation/episode_len_mean": float(result.lengths.mean()),
+    }
