@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rl_service.errors import BundleError
 from rl_service.evaluation import EvaluationResult
 from rl_service.metrics import json_row
 from rl_service.policies.bundle import load_bundle, write_bundle
+from rl_service.policies.replace import replacing_folder
 
 
 class BestPolicy:
@@ -55,6 +57,12 @@ class BestPolicy:
         self._write({**json_row(summary), "chosen_by": source})
         self.score = score
         return True
+
+    def adopt(self, bundle: Path) -> None:
+        """Takes an earlier best policy, such as that of a checkpoint, in place of this one."""
+        with replacing_folder(self.path) as folder:
+            shutil.copytree(bundle, folder, dirs_exist_ok=True)
+        self.score = _score_on_disk(self.path)
 
     def keep_any(self) -> None:
         """Writes the policy as it is now, without scores, if none was ever kept."""

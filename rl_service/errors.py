@@ -8,6 +8,7 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── RegistryError          a policy, version or alias that is unknown, a registry out of reach
 ├── ObservationError       an observation that a policy cannot read
 ├── BaseModelError         a base model that cannot be fetched or converted
+├── TuningError            a tuning experiment that is missing, damaged or left no policy
 ├── OutputError            a folder that cannot be written, a full disk
 └── ResourceError          more CPUs or GPUs than there are
 TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
@@ -50,6 +51,10 @@ class ObservationError(RLServiceError):
 
 class BaseModelError(RLServiceError):
     """A base model cannot be fetched or converted."""
+
+
+class TuningError(RLServiceError):
+    """A tuning experiment is missing or damaged, or none of its trials left a policy."""
 
 
 class OutputError(RLServiceError):

@@ -21,10 +21,14 @@ _SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
 
 
 @contextmanager
-def ray_session(resources: ResourceSettings) -> Iterator[None]:
+def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> Iterator[None]:
     """Connects to the cluster in `RAY_ADDRESS`, or starts Ray in this machine's processes.
 
     A Ray that is already connected (a Tune trial, a job, a test) is used and left alone.
+
+    Args:
+        resources: of the training.
+        num_gpus: that a Ray of its own has; None: as many as the training takes.
 
     Raises:
         ResourceError: if no Ray answers or starts, or the cluster has too few CPUs.
@@ -45,7 +49,7 @@ def ray_session(resources: ResourceSettings) -> Iterator[None]:
                 _connect(address)
                 _check_cpus(resources, address)
             else:
-                _start(resources)
+                _start(resources.num_gpus if num_gpus is None else num_gpus)
         yield
     finally:
         ray.shutdown()
@@ -69,9 +73,9 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_TIMEOUT_S).close()
 
 
-def _start(resources: ResourceSettings) -> None:
+def _start(num_gpus: int) -> None:
     try:
-        ray.init(num_gpus=resources.num_gpus, include_dashboard=False)
+        ray.init(num_gpus=num_gpus, include_dashboard=False)
     except Exception as error:  # time-outs of its processes, of many types
         raise ResourceError(
             f"Ray did not start on this machine ({_brief(error)}); free memory and room in /tmp "

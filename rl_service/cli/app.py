@@ -13,6 +13,7 @@ from rl_service.cli.models import models
 from rl_service.cli.policies import policies
 from rl_service.cli.serve import serve
 from rl_service.cli.train import train
+from rl_service.cli.tune import tune
 from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(tune)
 app.command()(serve)
 app.command()(doctor)
 app.add_typer(models)

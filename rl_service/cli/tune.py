@@ -1,0 +1,102 @@
+"""`rl-service tune`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_service.errors import SettingsError
+
+if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
+    from rl_service.tuning.load import TuningPlan
+    from rl_service.tuning.observer import TuneResult
+    from rl_service.tuning.storage import ExperimentStorage
+
+
+def tune(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="YAML file with a search_space, or the name of a shipped one: tuning/CartPole-v1.",
+        ),
+    ] = None,
+    num_samples: Annotated[
+        int | None, typer.Option(min=1, help="Trials; instead of the file's.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Folder or URI that all nodes reach; runs by default."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPERIMENT",
+            help="Go on with an experiment: its folder, URI, or name under runs/.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Search for better settings; the best policy is registered as `best`."""
+    if resume is None:
+        plan, experiment = _new(file, num_samples, storage)
+    else:
+        plan, experiment = _opened(resume, file, num_samples, storage)
+    result = _run(plan, experiment, resume=resume is not None)
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+    if result.status == "stopped":
+        raise typer.Exit(130)
+
+
+def _new(
+    file: Path | None, num_samples: int | None, storage: str | None
+) -> tuple[TuningPlan, ExperimentStorage]:
+    if file is None:
+        raise SettingsError(
+            "tune needs a file; write one with a search_space or try tuning/CartPole-v1"
+        )
+    from rl_service.tuning.experiment import new_experiment
+    from rl_service.tuning.load import load_plan
+    from rl_service.tuning.storage import DEFAULT_STORAGE
+
+    plan = load_plan(file, {"num_samples": num_samples})
+    return plan, new_experiment(plan, storage or DEFAULT_STORAGE)
+
+
+def _opened(
+    resume: str, file: Path | None, num_samples: int | None, storage: str | None
+) -> tuple[TuningPlan, ExperimentStorage]:
+    if (file, num_samples, storage) != (None, None, None):
+        raise SettingsError(
+            "--resume takes everything from the experiment, so FILE, --num-samples and --storage "
+            "cannot be given; start a new experiment without --resume to change them"
+        )
+    from rl_service.tuning.experiment import open_experiment
+
+    return open_experiment(resume)
+
+
+def _run(plan: TuningPlan, experiment: ExperimentStorage, *, resume: bool) -> TuneResult:
+    """Tunes with the console to ourselves; what the libraries say goes to the log."""
+    from rl_service.runs import captured_output
+
+    with experiment.working_folder() as folder, captured_output(folder / "log.txt") as (out, _):
+        from rl_service.cli.tuning_progress import build_tuning_progress
+        from rl_service.tuning.experiment import tune_experiment
+
+        try:
+            with build_tuning_progress(out) as observer:
+                for note in plan.notes:
+                    observer.on_message(note)
+                return tune_experiment(plan, experiment, observer, resume=resume)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"go on from what is saved with rl-service tune --resume {experiment}"
+            ) from None

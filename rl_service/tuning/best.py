@@ -1,0 +1,119 @@
+"""Takes the best policy out of an experiment's checkpoints, plays it, and registers it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray.tune.experiment import Trial
+
+from rl_service.config.settings import Settings
+from rl_service.config.text import one_line
+from rl_service.errors import RLServiceError
+from rl_service.evaluation import EvaluationResult, evaluate
+from rl_service.files import as_folder_name
+from rl_service.policies.bundle import load_bundle
+from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.replace import replacing_folder
+from rl_service.registration import register_bundle
+from rl_service.tracking import Notify
+from rl_service.tuning.load import TuningPlan
+from rl_service.tuning.observer import TrialView
+from rl_service.tuning.report import ranked
+from rl_service.tuning.storage import ExperimentStorage
+from rl_service.tuning.trial import BUNDLE, seed_folder
+
+FRESH_SEED_OFFSET = 2_000_000
+"""The best policy plays episodes that neither training nor any evaluation of a trial has seen."""
+
+
+@dataclass(frozen=True)
+class BestOfTrials:
+    """The best policy of an experiment."""
+
+    trial: TrialView
+    settings: Settings
+    """Of its training, with its seed."""
+    bundle: Path
+    evaluation: EvaluationResult
+    """On fresh seeds."""
+    registered: PolicyVersion | None
+    """None if it could not be registered."""
+
+
+def keep_best(
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    trials: Sequence[Trial],
+    views: Sequence[TrialView],
+    notify: Notify,
+) -> BestOfTrials | None:
+    """The best policy of the best trial that has one.
+
+    Args:
+        plan: of the experiment.
+        storage: where it lies.
+        trials: all of them.
+        views: how each stands.
+        notify: told why a better trial was passed over.
+
+    Returns:
+        None if no trial left a policy.
+    """
+    by_id = {trial.trial_id: trial for trial in trials}
+    for view in ranked(views):
+        if view.best_score is None or view.status == "failed":
+            continue
+        try:
+            return _keep(plan, storage, by_id[view.trial_id], view, notify)
+        except (RLServiceError, OSError) as error:
+            notify(f"trial {view.trial_id} is passed over: {one_line(error)}")
+    return None
+
+
+def _keep(
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    trial: Trial,
+    view: TrialView,
+    notify: Notify,
+) -> BestOfTrials:
+    if trial.checkpoint is None:
+        raise OSError("it has no checkpoint")
+    values = view.values
+    with trial.checkpoint.as_directory() as folder:
+        seed = _best_seed(plan, Path(folder))
+        settings = plan.space.settings(values, seed)
+        bundle = _destination(settings, storage.name)
+        with replacing_folder(bundle) as empty:
+            shutil.copytree(Path(folder, seed_folder(seed), BUNDLE), empty, dirs_exist_ok=True)
+    played = evaluate(
+        load_bundle(bundle),
+        settings.env,
+        num_episodes=settings.evaluation.final_num_episodes,
+        seed=settings.seed + FRESH_SEED_OFFSET,
+    )
+    registered = register_bundle(bundle, settings, notify)
+    return BestOfTrials(view, settings, bundle, played, registered)
+
+
+def _best_seed(plan: TuningPlan, checkpoint: Path) -> int:
+    """The seed whose best policy has the highest score."""
+    scores: dict[int, float] = {}
+    for seed in range(plan.base.seed, plan.base.seed + plan.tuning.num_seeds):
+        folder = checkpoint / seed_folder(seed) / BUNDLE
+        if folder.exists():
+            score = load_bundle(folder).spec.evaluation.get("episode_return_mean")
+            scores[seed] = float(score) if isinstance(score, int | float) else float("-inf")
+    if not scores:
+        raise OSError("its checkpoint holds no policy")
+    return max(scores, key=scores.__getitem__)
+
+
+def _destination(settings: Settings, experiment: str) -> Path:
+    """Beside the bundles of trainings; the experiment's name takes the place of a run's hash."""
+    name = Path(settings.model.name, as_folder_name(settings.env.id), experiment)
+    return Path(os.path.abspath(settings.tracking.output_dir), "checkpoints", name)

@@ -1,0 +1,177 @@
+"""What a setting may be drawn from.
+
+A searcher sees a *coordinate* rather than the value: the exponent of a power of two, `1 - gamma`
+in place of `gamma`. On coordinates a step up or down, a factor or a model of the objective means
+the same everywhere, and a perturbed value stays within its bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Value = Any
+"""Of a setting, as YAML has it."""
+Coordinate = Any
+"""Of a value, as a searcher has it: a float, an int or an entry of a choice."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a continuous domain's values become coordinates."""
+
+    logarithmic: bool
+    to_coordinate: Callable[[float], float]
+    to_value: Callable[[float], float]
+
+
+_SCALES = {
+    "uniform": Scale(False, float, float),
+    "loguniform": Scale(True, float, float),
+    "one_minus_loguniform": Scale(True, lambda value: 1.0 - value, lambda value: 1.0 - value),
+}
+
+
+class Domain(BaseModel):
+    """One key of `search_space`: exactly one way to draw, and when the key is drawn at all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    uniform: tuple[float, float] | None = None
+    """Least and greatest value."""
+    loguniform: tuple[float, float] | None = None
+    """The same, with equal weight for each power of ten."""
+    one_minus_loguniform: tuple[float, float] | None = None
+    """Least and greatest value below 1, where 1 - value is what has a scale: 0.9 to 0.999."""
+    integer: tuple[int, int] | None = None
+    """Least and greatest whole number."""
+    power_of_two: tuple[int, int] | None = None
+    """Least and greatest, both powers of two."""
+    choice: Annotated[list[Value], Field(min_length=1)] | None = None
+    """The values themselves."""
+    when: dict[str, list[Value]] = Field(default_factory=dict)
+    """Draws the key only where each of these settings has one of these values."""
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _as_lists(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: one if isinstance(one, list) else [one] for key, one in value.items()}
+
+    @model_validator(mode="after")
+    def _is_one_way(self) -> Domain:
+        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(_KINDS)}")
+        if given != ["choice"]:
+            low, high = getattr(self, given[0])
+            _check_bounds(given[0], low, high)
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The way to draw that is given."""
+        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
+
+    @property
+    def ends(self) -> list[Value]:
+        """Values at the ends of the range, or all choices: what must be valid settings."""
+        return list(self.choice) if self.choice is not None else list(getattr(self, self.kind))
+
+    @property
+    def coordinates(self) -> list[Coordinate]:
+        """Of `ends`; lowest first where they have an order."""
+        found = [self.to_coordinate(value) for value in self.ends]
+        return found if self.choice is not None else sorted(found)
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """Of the coordinates."""
+        if self.choice is not None:
+            return CategoricalDistribution([_frozen(value) for value in self.choice])
+        low, high = self.coordinates
+        if self.kind in _SCALES:
+            return FloatDistribution(low, high, log=_SCALES[self.kind].logarithmic)
+        return IntDistribution(low, high)
+
+    def label(self, key: str) -> str:
+        """What a coordinate of the setting is called where coordinates are shown."""
+        return {"one_minus_loguniform": f"1 - {key}", "power_of_two": f"log2 {key}"}.get(
+            self.kind, key
+        )
+
+    def to_value(self, coordinate: Coordinate) -> Value:
+        """The setting's value."""
+        if self.kind in _SCALES:
+            return _SCALES[self.kind].to_value(coordinate)
+        if self.kind == "power_of_two":
+            return 2 ** int(coordinate)
+        if self.kind == "choice":
+            return list(coordinate) if isinstance(coordinate, tuple) else coordinate
+        return int(coordinate)
+
+    def to_coordinate(self, value: Value) -> Coordinate:
+        """The coordinate of a value.
+
+        Raises:
+            ValueError: if the domain has no such value.
+        """
+        if self.choice is not None:
+            if value not in self.choice:
+                raise ValueError(f"{value!r} is not among {self.choice}")
+            return _frozen(value)
+        low, high = getattr(self, self.kind)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{value!r} is no number")
+        if not low <= value <= high:
+            raise ValueError(f"{value} is outside {low:g} to {high:g}")
+        if self.kind in _SCALES:
+            return _SCALES[self.kind].to_coordinate(value)
+        if self.kind == "power_of_two":
+            return _exponent(value)
+        return int(value)
+
+
+Kind = Literal["uniform", "loguniform", "one_minus_loguniform", "integer", "power_of_two", "choice"]
+_KINDS: tuple[Kind, ...] = (
+    "uniform",
+    "loguniform",
+    "one_minus_loguniform",
+    "integer",
+    "power_of_two",
+    "choice",
+)
+
+
+def _check_bounds(kind: str, low: float, high: float) -> None:
+    if low >= high:
+        raise ValueError(f"{kind}: [{low:g}, {high:g}] is empty; give the lower bound first")
+    if kind == "loguniform" and low <= 0:
+        raise ValueError(f"loguniform starts above 0, not at {low:g}")
+    if kind == "one_minus_loguniform" and not 0 <= low < high < 1:
+        raise ValueError("one_minus_loguniform lies from 0 up to, but not at, 1")
+    if kind == "power_of_two":
+        _exponent(low), _exponent(high)
+
+
+def _exponent(value: float) -> int:
+    exponent = round(math.log2(value)) if value >= 1 else -1
+    if exponent < 0 or 2**exponent != value:
+        raise ValueError(f"{value:g} is no power of two")
+    return exponent
+
+
+def _frozen(value: Value) -> Coordinate:
+    """Lists as tuples, since a searcher wants values that can be keys."""
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,262 @@
+"""Runs a tuning experiment: trials through Ray Tune, then the best policy, then the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.logger import JsonLoggerCallback
+from ray.tune.tune_config import ResumeConfig
+
+from rl_service.errors import SettingsError, TuningError
+from rl_service.files import as_folder_name
+from rl_service.machine import available_gpus
+from rl_service.ray_session import ray_session
+from rl_service.tuning.best import BestOfTrials, keep_best
+from rl_service.tuning.load import TuningPlan, load_plan
+from rl_service.tuning.observer import TrialView, TuneResult, TuningObserver
+from rl_service.tuning.report import (
+    PRESET_FILE,
+    RESULTS_FILE,
+    write_figures,
+    write_preset,
+    write_table,
+)
+from rl_service.tuning.resources import TrialResources, check_placement, check_shared
+from rl_service.tuning.search import build_scheduler, search_arguments
+from rl_service.tuning.settings import PB2Settings, PBTSettings
+from rl_service.tuning.storage import PLAN_FILE, ExperimentStorage
+from rl_service.tuning.trial import TuningTrial
+from rl_service.tuning.watch import Watch, view
+
+REPORT_FOLDER = "report"
+_SNAPSHOT_PERIOD_S = "5"
+
+
+def new_experiment(plan: TuningPlan, storage: str) -> ExperimentStorage:
+    """Makes the folder of a new experiment.
+
+    Raises:
+        OutputError: if it cannot be written; nothing is left of it then.
+    """
+    name = f"{as_folder_name(plan.name)}_{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    experiment = ExperimentStorage.create(storage, name)
+    try:
+        experiment.write(PLAN_FILE, plan.dump())
+    except BaseException:
+        experiment.remove()
+        raise
+    return experiment
+
+
+def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
+    """An experiment to go on with, and its plan.
+
+    Raises:
+        TuningError: if there is none, or its plan cannot be read.
+    """
+    storage = ExperimentStorage.open(experiment)
+    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
+        copy = Path(folder, PLAN_FILE)
+        copy.write_text(storage.read(PLAN_FILE), encoding="utf-8")
+        try:
+            return load_plan(copy), storage
+        except SettingsError as error:
+            raise TuningError(
+                f"{storage}/{PLAN_FILE} is damaged or from another release ({error}); mend it or "
+                f"start a new experiment"
+            ) from error
+
+
+def tune_experiment(
+    plan: TuningPlan, storage: ExperimentStorage, observer: TuningObserver, *, resume: bool
+) -> TuneResult:
+    """Runs an experiment to its end, or until SIGINT or SIGTERM asks to stop.
+
+    Args:
+        plan: of the experiment.
+        storage: its folder, which receives everything.
+        observer: told of every step.
+        resume: goes on with what is there: finished trials are left alone, others go on from
+            their last checkpoints, failed ones are tried again.
+
+    Raises:
+        OutputError: if the storage cannot be written or is not shared by all nodes.
+        ResourceError: if Ray cannot be reached or a trial cannot be placed.
+        TuningError: if no trial left a policy.
+    """
+    with ray_session(plan.base.resources, num_gpus=available_gpus()):
+        fitting = check_placement(plan.space, plan.tuning.max_concurrent)
+        check_shared(storage)
+        wanted = plan.tuning.max_concurrent or fitting
+        max_concurrent = min(wanted, plan.tuning.num_samples)
+        observer.on_start(plan, str(storage), max_concurrent)
+        with _Stopping() as stopping:
+            trials = _run_trials(plan, storage, observer, max_concurrent, resume)
+        views = [view(trial, plan.space) for trial in trials]
+        if stopping.requested:
+            result = _result(plan, storage, views, "stopped")
+        else:
+            result = _conclude(plan, storage, observer, trials, views)
+    observer.on_finish(result, views)
+    return result
+
+
+def _run_trials(
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    observer: TuningObserver,
+    max_concurrent: int,
+    resume: bool,
+) -> list[Trial]:
+    scheduler = build_scheduler(plan)
+    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=plan.tuning.num_seeds)
+    is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
+    with _tune_environment():
+        analysis = tune.run(
+            tune.with_resources(trainable, TrialResources(plan.space)),
+            **search_arguments(plan),
+            **storage.tune_arguments(),
+            scheduler=scheduler,
+            num_samples=plan.tuning.num_samples,
+            max_concurrent_trials=None if is_population else max_concurrent,
+            time_budget_s=plan.tuning.time_budget_s,
+            max_failures=plan.tuning.max_failures,
+            # A donor's checkpoint must outlive the trial's next one, until it has been taken over.
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=1, num_to_keep=4 if is_population else 2
+            ),
+            callbacks=[Watch(observer, plan.space, scheduler), JsonLoggerCallback()],
+            trial_dirname_creator=_folder_name,
+            resume_config=ResumeConfig(errored=ResumeConfig.ResumeType.RESUME) if resume else None,
+            resume=True if resume else None,
+            reuse_actors=True,
+            raise_on_failed_trial=False,
+            verbose=0,
+        )
+    trials: list[Trial] = analysis.trials
+    return trials
+
+
+def _folder_name(trial: Trial) -> str:
+    return f"trial_{trial.trial_id}"
+
+
+@contextlib.contextmanager
+def _tune_environment() -> Iterator[None]:
+    """Tune's switches that are variables of the environment alone."""
+    wanted = {
+        "RAY_AIR_NEW_OUTPUT": "0",  # else it draws its own table
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # result files for three viewers, of each trial
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",  # see `_Stopping`
+        "TUNE_GLOBAL_CHECKPOINT_S": _SNAPSHOT_PERIOD_S,
+        # A snapshot with each checkpoint is what makes a kill cost little.
+        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+
+
+class _Stopping:
+    """Passes the first SIGINT or SIGTERM on to Tune as the signal on which it saves and ends.
+
+    The second one raises KeyboardInterrupt at once. Outside the main thread there are no signals.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Stopping:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def _conclude(
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    observer: TuningObserver,
+    trials: list[Trial],
+    views: list[TrialView],
+) -> TuneResult:
+    """The report first: it needs no policy, and says why there may be none."""
+    result = _result(plan, storage, views, "finished")
+    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
+        report = Path(folder)
+        write_table(report / RESULTS_FILE, plan, views)
+        for missing in write_figures(report, plan, views):
+            observer.on_message(missing)
+        storage.put_folder(report, REPORT_FOLDER)
+        best = keep_best(plan, storage, trials, views, observer.on_message)
+        if best is None:
+            reasons = {view.error for view in views if view.error}
+            raise TuningError(
+                f"none of {len(views)} trials left a policy "
+                f"({'; '.join(sorted(reasons)) or 'none had a score'}); the table is "
+                f"{storage}/{REPORT_FOLDER}/{RESULTS_FILE}"
+            )
+        write_preset(report / PRESET_FILE, best.settings, str(storage), best.trial)
+        storage.put_folder(report, REPORT_FOLDER)
+    return _with_best(result, best, f"{storage}/{REPORT_FOLDER}/{PRESET_FILE}")
+
+
+def _result(
+    plan: TuningPlan, storage: ExperimentStorage, views: list[TrialView], status: Any
+) -> TuneResult:
+    steps = sum(view.env_steps or 0 for view in views) * plan.tuning.num_seeds
+    return TuneResult(
+        experiment=str(storage),
+        status=status,
+        trials=len(views),
+        failed=sum(view.status == "failed" for view in views),
+        env=plan.base.env.id,
+        env_steps=steps,
+    )
+
+
+def _with_best(result: TuneResult, best: BestOfTrials, preset: str) -> TuneResult:
+    return replace(
+        result,
+        algo=best.settings.algorithm.name,
+        model=best.settings.model.name,
+        seed=best.settings.seed,
+        best_trial=best.trial.trial_id,
+        best_values=best.trial.values,
+        best_score=best.trial.best_score,
+        episodes=len(best.evaluation.returns),
+        episode_return_mean=best.evaluation.mean,
+        episode_return_std=best.evaluation.std,
+        policy=str(best.bundle),
+        registered=best.registered and f"{best.registered.name}:{best.registered.version}",
+        preset=preset,
+    )

@@ -1,0 +1,190 @@
+"""Reads a tuning file and checks all that can be known before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from rl_service.checks import check_machine
+from rl_service.config.layers import GROUPS
+from rl_service.config.load import load_settings
+from rl_service.config.presets import resolve_settings_file
+from rl_service.config.settings import Settings
+from rl_service.config.text import nearest, one_line
+from rl_service.config.yaml_text import read_yaml_mapping
+from rl_service.errors import SettingsError
+from rl_service.tuning.domains import Domain
+from rl_service.tuning.settings import (
+    ASHASettings,
+    MedianSettings,
+    PB2Settings,
+    PBTSettings,
+    SearchSettings,
+    TuningSettings,
+)
+from rl_service.tuning.space import Coordinates, SearchSpace
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """An experiment that was checked."""
+
+    name: str
+    tuning: TuningSettings
+    space: SearchSpace
+    points: list[Coordinates]
+    """`points_to_evaluate`, as searchers want them."""
+    notes: list[str]
+    """What the user should know of how the settings came about."""
+
+    @property
+    def base(self) -> Settings:
+        """The settings that are not searched."""
+        return self.space.base
+
+    def dump(self) -> str:
+        """The plan as a tuning file that says everything, presets resolved."""
+        content = self.tuning.model_dump(mode="json", exclude_none=True)
+        content |= {"name": self.name, "settings": self.base.model_dump(mode="json")}
+        content.pop("config", None)
+        return yaml.safe_dump(content, sort_keys=False)
+
+
+def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPlan:
+    """Loads a tuning file.
+
+    Args:
+        file: a YAML file, or the name of a shipped one (`tuning/CartPole-v1`).
+        changed: top-level keys that take the place of the file's; None is not given.
+
+    Raises:
+        SettingsError: with all problems.
+    """
+    content = read_yaml_mapping(resolve_settings_file(file))
+    given = {key: value for key, value in (changed or {}).items() if value is not None}
+    try:
+        tuning = TuningSettings.model_validate(content | given)
+    except ValidationError as error:
+        raise SettingsError([_problem(file, each) for each in error.errors()]) from error
+    return _plan(tuning, tuning.name or file.stem)
+
+
+def _plan(tuning: TuningSettings, name: str) -> TuningPlan:
+    loaded = load_settings(
+        config=None if tuning.config is None else Path(tuning.config),
+        flags=_by_dotted_key(tuning.settings),
+    )
+    space = SearchSpace(loaded.settings, dict(tuning.search_space))
+    problems = space.problems() or [*_scheduler_problems(tuning, loaded.settings)]
+    if problems:
+        raise SettingsError(problems)
+    points = [space.coordinates(point) for point in tuning.points_to_evaluate]
+    machine = check_machine(loaded.settings)
+    if machine:
+        raise SettingsError(machine)
+    return TuningPlan(name, tuning, space, points, loaded.notes)
+
+
+def _by_dotted_key(settings: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for group, values in settings.items():
+        if group in GROUPS and isinstance(values, Mapping):
+            flat |= {f"{group}.{key}": value for key, value in values.items()}
+        else:
+            flat[group] = values
+    return flat
+
+
+def _scheduler_problems(tuning: TuningSettings, base: Settings) -> list[str]:
+    scheduler = tuning.scheduler
+    if isinstance(scheduler, ASHASettings):
+        return _asha_problems(scheduler, base)
+    if isinstance(scheduler, PBTSettings | PB2Settings):
+        return _population_problems(tuning, scheduler.name)
+    return []
+
+
+def _asha_problems(scheduler: ASHASettings, base: Settings) -> list[str]:
+    total = base.total_env_steps
+    if total is None:
+        return [
+            "scheduler asha needs the length of a trial; give settings.stop.env_steps or "
+            "settings.stop.iterations"
+        ]
+    if scheduler.grace_env_steps >= total:
+        return [
+            f"scheduler.grace_env_steps={scheduler.grace_env_steps} is not below the {total} env "
+            f"steps of a whole trial, so none would be stopped early; lower it, or take "
+            f"scheduler none"
+        ]
+    return []
+
+
+def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
+    space = tuning.search_space
+    found = [
+        f"search_space {key}: scheduler {name} changes settings while they run, so none can "
+        f"depend on others; leave out its `when`, or take scheduler asha"
+        for key, domain in space.items()
+        if domain.when
+    ]
+    changeable = population_keys(tuning)
+    if not changeable:
+        found.append(
+            f"scheduler {name} changes algorithm.* settings, and search_space has none of them; "
+            f"add one such as algorithm.actor_lr"
+        )
+    if name == "pb2":
+        found += [
+            f"search_space {key}: scheduler pb2 wants uniform or loguniform, not {domain.kind}; "
+            f"take scheduler pbt"
+            for key, domain in space.items()
+            if key in changeable and domain.kind in ("choice", "integer", "power_of_two")
+        ]
+    if tuning.num_samples < 2:
+        found.append(f"scheduler {name} needs a population; give num_samples of at least 2")
+    if tuning.search_alg.objectives != ("score",):
+        found.append(f"scheduler {name} has one objective; take search_alg.objectives [score]")
+    return found
+
+
+_NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
+
+
+def population_keys(tuning: TuningSettings) -> list[str]:
+    """Searched settings that a training can change as it goes on."""
+    return [
+        key
+        for key in tuning.search_space
+        if key.startswith("algorithm.") and key not in _NOT_CHANGEABLE
+    ]
+
+
+def _problem(file: Path, error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"] if part not in _UNION_TAGS)
+    if error["type"] == "extra_forbidden":
+        near = nearest(str(error["loc"][-1]), _known_names(error["loc"]))
+        hint = f"did you mean {near}?" if near else "take it out"
+        return f"{file}: unknown key {where}; {hint}"
+    message = one_line(str(error["msg"])).removeprefix("Value error, ")
+    return f"{file}: {where or 'the file'}: {message}"
+
+
+_UNION_TAGS = ("none", "asha", "median", "pbt", "pb2")
+
+
+def _known_names(location: tuple[Any, ...]) -> list[str]:
+    schedulers = (ASHASettings, MedianSettings, PBTSettings, PB2Settings)
+    groups: dict[str, list[str]] = {
+        "search_space": list(Domain.model_fields),
+        "search_alg": list(SearchSettings.model_fields),
+        "scheduler": [field for each in schedulers for field in each.model_fields],
+    }
+    if len(location) > 1:
+        return groups.get(str(location[0]), [])
+    return list(TuningSettings.model_fields)

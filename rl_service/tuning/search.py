@@ -1,0 +1,155 @@
+"""Ray Tune's searchers and schedulers for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import optuna
+from optuna.distributions import FloatDistribution, IntDistribution
+from ray import tune
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+from ray.tune.schedulers.pb2 import PB2
+from ray.tune.search import BasicVariantGenerator
+from ray.tune.search.optuna import OptunaSearch
+
+from rl_service.tuning.domains import Coordinate, Domain
+from rl_service.tuning.load import TuningPlan, population_keys
+from rl_service.tuning.settings import (
+    ENV_STEPS,
+    SCORE,
+    ASHASettings,
+    MedianSettings,
+    PB2Settings,
+    PBTSettings,
+)
+from rl_service.tuning.space import SearchSpace
+
+
+def search_arguments(plan: TuningPlan) -> dict[str, Any]:
+    """The arguments of `tune.run` that say where configurations come from."""
+    seed = plan.base.seed
+    if isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings):
+        # A population is drawn once; Tune takes no searcher beside these schedulers.
+        generator = BasicVariantGenerator(points_to_evaluate=plan.points, random_state=seed)
+        config = {key: _ray_domain(domain) for key, domain in plan.space.domains.items()}
+        return {"search_alg": generator, "config": config}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    objectives = list(plan.tuning.search_alg.objectives)
+    one = len(objectives) == 1
+    searcher = OptunaSearch(
+        space=_DefineByRun(plan.space),
+        metric=objectives[0] if one else objectives,
+        mode="max" if one else ["max"] * len(objectives),
+        points_to_evaluate=plan.points or None,
+        sampler=_sampler(plan.tuning.search_alg.name, seed),
+    )
+    return {"search_alg": searcher}
+
+
+def build_scheduler(plan: TuningPlan) -> TrialScheduler:
+    """The scheduler; it counts env steps."""
+    scheduler = plan.tuning.scheduler
+    common = {"time_attr": ENV_STEPS, "mode": "max"}
+    if isinstance(scheduler, ASHASettings):
+        return ASHAScheduler(
+            **common,
+            metric=SCORE,
+            max_t=plan.base.total_env_steps,
+            grace_period=scheduler.grace_env_steps,
+            reduction_factor=scheduler.reduction_factor,
+        )
+    if isinstance(scheduler, MedianSettings):
+        return MedianStoppingRule(
+            **common,
+            metric=SCORE,
+            grace_period=scheduler.grace_env_steps,
+            min_samples_required=scheduler.min_samples,
+        )
+    if isinstance(scheduler, PBTSettings):
+        domains = _changeable(plan)
+        return PopulationBasedTraining(
+            **common,
+            metric=SCORE,
+            perturbation_interval=scheduler.interval_env_steps,
+            quantile_fraction=scheduler.quantile_fraction,
+            resample_probability=scheduler.resample_probability,
+            hyperparam_mutations={key: _mutation(domain) for key, domain in domains.items()},
+            custom_explore_fn=partial(_within_bounds, domains),
+            log_config=False,
+        )
+    if isinstance(scheduler, PB2Settings):
+        domains = _changeable(plan)
+        return PB2(
+            **common,
+            metric=SCORE,
+            perturbation_interval=scheduler.interval_env_steps,
+            quantile_fraction=scheduler.quantile_fraction,
+            hyperparam_bounds={key: domain.coordinates for key, domain in domains.items()},
+            log_config=False,
+        )
+    return FIFOScheduler()
+
+
+class _DefineByRun:
+    """Asks Optuna for the settings that apply to a trial, one by one."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+
+    def __call__(self, trial: Any) -> None:
+        self._space.draw(partial(_suggest, trial))
+
+
+def _suggest(trial: Any, key: str, domain: Domain) -> Coordinate:
+    distribution = domain.distribution
+    if isinstance(distribution, FloatDistribution):
+        return trial.suggest_float(key, distribution.low, distribution.high, log=distribution.log)
+    if isinstance(distribution, IntDistribution):
+        return trial.suggest_int(key, distribution.low, distribution.high)
+    return trial.suggest_categorical(key, domain.coordinates)
+
+
+def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    # Trials that run at the same time know nothing of each other unless it lies for them.
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _changeable(plan: TuningPlan) -> dict[str, Domain]:
+    return {key: plan.space.domains[key] for key in population_keys(plan.tuning)}
+
+
+def _ray_domain(domain: Domain) -> Any:
+    distribution = domain.distribution
+    if isinstance(distribution, FloatDistribution):
+        draw = tune.loguniform if distribution.log else tune.uniform
+        return draw(distribution.low, distribution.high)
+    if isinstance(distribution, IntDistribution):
+        return tune.randint(distribution.low, distribution.high + 1)
+    return tune.choice(domain.coordinates)
+
+
+def _mutation(domain: Domain) -> Any:
+    """A range, whose values are changed by a fifth, or a list, in which they move by one."""
+    distribution = domain.distribution
+    if domain.kind == "power_of_two" and isinstance(distribution, IntDistribution):
+        return list(range(distribution.low, distribution.high + 1))
+    return domain.coordinates if domain.kind == "choice" else _ray_domain(domain)
+
+
+def _within_bounds(domains: Mapping[str, Domain], config: dict[str, Any]) -> dict[str, Any]:
+    """Tune changes values without regard to the bounds that they were drawn from."""
+    for key, domain in domains.items():
+        if domain.kind != "choice":
+            low, high = domain.coordinates
+            config[key] = min(max(config[key], low), high)
+    return config

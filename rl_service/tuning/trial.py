@@ -1,0 +1,172 @@
+"""One trial: a configuration, trained with one or more seeds side by side, in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ray import tune
+
+from rl_service.best_policy import BestPolicy
+from rl_service.config.settings import Settings
+from rl_service.errors import TrainingFailedError
+from rl_service.metrics import METRICS
+from rl_service.trainer import Trainer, evaluation_row
+from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
+from rl_service.tuning.space import SearchSpace
+
+BUNDLE = "best"
+"""Folder of a seed's best policy within the seed's folder of a checkpoint."""
+_RESULT = "result.json"
+
+
+def seed_folder(seed: int) -> str:
+    """Folder of a seed within a trial's checkpoint."""
+    return f"seed_{seed}"
+
+
+class TuningTrial(tune.Trainable):  # type: ignore[misc]
+    """Trains until the next evaluation, and reports."""
+
+    def setup(self, config: dict[str, Any], space: SearchSpace, num_seeds: int) -> None:
+        """Starts the trainings.
+
+        Args:
+            config: coordinates of the trial in the search space.
+            space: what they are coordinates of.
+            num_seeds: trainings.
+        """
+        self._space = space
+        self._num_seeds = num_seeds
+        self._members: list[_Member] = []
+        self._last: dict[str, Any] | None = None
+        self._start(config)
+
+    def _start(self, config: Mapping[str, Any]) -> None:
+        values = self._space.values(config)
+        seeds = range(self._space.base.seed, self._space.base.seed + self._num_seeds)
+        for seed in seeds:  # one by one, so that `cleanup` closes those that were made
+            self._members.append(_Member(self._space.settings(values, seed), self.trial_id))
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Takes another configuration in the same process, which spares seconds of imports."""
+        self.cleanup()
+        self._last = None
+        self._start(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Trains every seed until its next score.
+
+        Raises:
+            TrainingFailedError: if a training cannot go on or has no finite score.
+        """
+        # A trial that had ended before the experiment was killed comes back as if it had not.
+        if self._last is None or not all(member.trainer.is_done for member in self._members):
+            rows = [member.train_to_next_score() for member in self._members]
+            is_done = all(member.trainer.is_done for member in self._members)
+            self._last = _report(self._members, rows) | {"done": is_done}
+        return dict(self._last)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes every seed's state and best policy."""
+        for member in self._members:
+            folder = Path(checkpoint_dir, seed_folder(member.seed))
+            folder.mkdir()
+            member.save(folder)
+        Path(checkpoint_dir, _RESULT).write_text(json.dumps(self._last), encoding="utf-8")
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Goes on from a checkpoint, also of another trial and with other settings than its."""
+        for member in self._members:
+            member.restore(Path(checkpoint_dir, seed_folder(member.seed)))
+        self._last = json.loads(Path(checkpoint_dir, _RESULT).read_text(encoding="utf-8"))
+
+    def cleanup(self) -> None:
+        """Ends the trainings."""
+        while self._members:
+            self._members.pop().close()
+
+
+class _Member:
+    """The training of one seed, and its best policy so far."""
+
+    def __init__(self, settings: Settings, trial_id: str) -> None:
+        self.seed = settings.seed
+        self.trainer = Trainer(settings)
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-service-trial-")
+        bundle = Path(self._folder.name, BUNDLE)
+        self.best = BestPolicy(bundle, f"{trial_id}_{seed_folder(self.seed)}", self.trainer.algo)
+        self.score: float | None = None
+        """The newest."""
+
+    def close(self) -> None:
+        self.trainer.close()
+        self._folder.cleanup()
+
+    def train_to_next_score(self) -> dict[str, Any]:
+        """Numbers of the last iteration; none if this seed has reached its end already."""
+        row: dict[str, Any] = {}
+        while not self.trainer.is_done:
+            row = self.trainer.iterate()
+            evaluated = self._evaluated()
+            if evaluated is not None:
+                row |= evaluated
+                break
+        if self.score is None or not math.isfinite(self.score):
+            raise TrainingFailedError(
+                f"seed {self.seed} has no finite score after {self.trainer.algo.env_steps} env "
+                f"steps: its episodes never end or its returns are not finite"
+            )
+        return row
+
+    def _evaluated(self) -> dict[str, float] | None:
+        """Scores the policy if it is time; None if it is not, or there is nothing to score."""
+        if self.trainer.settings.evaluation.interval == 0:
+            self.score = self.trainer.progress.return_mean
+            self.best.keep_if_better_in_training(self.score)
+            return None if self.score is None else {}
+        if not self.trainer.evaluation_is_due:
+            return None
+        result = self.trainer.evaluate()
+        self.score = result.mean
+        self.best.keep_if_better(result)
+        return evaluation_row(result)
+
+    def save(self, folder: Path) -> None:
+        self.trainer.save(folder)
+        (folder / "score.json").write_text(json.dumps(self.score), encoding="utf-8")
+        if self.best.exists:
+            shutil.copytree(self.best.path, folder / BUNDLE)
+
+    def restore(self, folder: Path) -> None:
+        self.trainer.restore(folder)
+        self.score = json.loads((folder / "score.json").read_text(encoding="utf-8"))
+        if (folder / BUNDLE).exists():
+            self.best.adopt(folder / BUNDLE)
+
+
+def _report(members: list[_Member], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trial's numbers: means over its seeds of what each reports, and the scores."""
+    steps = [member.trainer.algo.env_steps for member in members]
+    seconds = sum(member.trainer.progress.time_total_s for member in members)
+    bests = [member.best.score for member in members if member.best.score is not None]
+    scores = [member.score for member in members if member.score is not None]
+    means = {
+        f"train/{key}": fmean(known)
+        for key in METRICS
+        if (known := [row[key] for row in rows if row.get(key) is not None])
+    }
+    return means | {
+        SCORE: fmean(scores),
+        BEST_SCORE: fmean(bests),
+        "seed_scores": scores,
+        ENV_STEPS: max(steps),
+        SPEED: sum(steps) / seconds,
+    }

@@ -1,0 +1,124 @@
+"""Passes on what Ray Tune says of its trials; keeps a scheduler's memory with the experiment."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+
+from rl_service.config.text import one_line
+from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
+from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
+from rl_service.tuning.space import SearchSpace
+
+_STATUS: dict[str, TrialStatus] = {
+    Trial.PENDING: "waiting",
+    Trial.RUNNING: "running",
+    Trial.PAUSED: "paused",
+    Trial.TERMINATED: "finished",
+    Trial.ERROR: "failed",
+}
+_SCHEDULER = "scheduler"
+
+
+def view(trial: Trial, space: SearchSpace) -> TrialView:
+    """How a trial of Ray Tune stands."""
+    result = trial.last_result or {}
+    return TrialView(
+        trial_id=trial.trial_id,
+        status=_STATUS[trial.status],
+        values=space.values(trial.config),
+        env_steps=result.get(ENV_STEPS),
+        score=result.get(SCORE),
+        best_score=result.get(BEST_SCORE),
+        env_steps_per_s=result.get(SPEED),
+        time_s=result.get("time_total_s"),
+        num_failures=trial.num_failures,
+        error=_error(trial),
+        seed_scores=list(result.get("seed_scores", [])),
+    )
+
+
+def _error(trial: Trial) -> str | None:
+    """The exception's own words: Ray's begin with pages of a remote stack."""
+    if trial.status != Trial.ERROR:
+        return None
+    try:
+        error: BaseException | None = trial.get_pickled_error()
+    except Exception:  # an error that cannot be unpickled is one all the same
+        error = None
+    while error is not None and getattr(error, "cause", None) is not None:
+        error = error.cause  # type: ignore[attr-defined]
+    text = str(error or trial.get_error() or "its process died").strip()
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else type(error).__name__)
+
+
+class Watch(Callback):  # type: ignore[misc]
+    """Tells the observer of every change.
+
+    Ray Tune restores its searcher when an experiment goes on, and not its scheduler; successive
+    halving would then compare trials with those after the restart alone. A callback's state is
+    kept, so the scheduler's rungs go with it.
+    """
+
+    def __init__(
+        self, observer: TuningObserver, space: SearchSpace, scheduler: TrialScheduler
+    ) -> None:
+        self._observer = observer
+        self._space = space
+        self._scheduler = scheduler
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """A trial has a place."""
+        self._tell(trials)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
+    ) -> None:
+        """A trial has a score."""
+        self._tell(trials)
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
+    ) -> None:
+        """A trial ended, by itself or early."""
+        self._tell(trials)
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """A trial's process died, and it will start again."""
+        self._observer.on_message(
+            f"trial {trial.trial_id} lost its process or node; it starts again from its last "
+            f"checkpoint"
+        )
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """A trial failed for good."""
+        self._observer.on_message(f"trial {trial.trial_id} failed: {_error(trial)}")
+        self._tell(trials)
+
+    def get_state(self) -> dict[str, Any]:
+        """The scheduler's memory, for the experiment's snapshot."""
+        if not isinstance(self._scheduler, ASHAScheduler):  # the others' hold the trials themselves
+            return {}
+        with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
+            path = Path(folder, _SCHEDULER)
+            self._scheduler.save(str(path))
+            return {_SCHEDULER: path.read_bytes()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Gives the scheduler its memory back."""
+        if _SCHEDULER not in state:
+            return
+        with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
+            path = Path(folder, _SCHEDULER)
+            path.write_bytes(state[_SCHEDULER])
+            self._scheduler.restore(str(path))
+
+    def _tell(self, trials: Sequence[Trial]) -> None:
+        self._observer.on_trials([view(trial, self._space) for trial in trials])
