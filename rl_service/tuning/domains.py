@@ -7,6 +7,7 @@ the same everywhere, and a perturbed value stays within its bounds.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class Domain(BaseModel):
     def distribution(self) -> BaseDistribution:
         """Of the coordinates."""
         if self.choice is not None:
-            return CategoricalDistribution([_frozen(value) for value in self.choice])
+            return CategoricalDistribution([_plain(value) for value in self.choice])
         low, high = self.coordinates
         if self.kind in _SCALES:
             return FloatDistribution(low, high, log=_SCALES[self.kind].logarithmic)
@@ -118,7 +119,7 @@ class Domain(BaseModel):
         if self.kind == "power_of_two":
             return 2 ** int(coordinate)
         if self.kind == "choice":
-            return list(coordinate) if isinstance(coordinate, tuple) else coordinate
+            return next(value for value in self.choice or [] if _plain(value) == coordinate)
         return int(coordinate)
 
     def to_coordinate(self, value: Value) -> Coordinate:
@@ -130,7 +131,7 @@ class Domain(BaseModel):
         if self.choice is not None:
             if value not in self.choice:
                 raise ValueError(f"{value!r} is not among {self.choice}")
-            return _frozen(value)
+            return _plain(value)
         low, high = getattr(self, self.kind)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{value!r} is no number")
@@ -172,6 +173,6 @@ def _exponent(value: float) -> int:
     return exponent
 
 
-def _frozen(value: Value) -> Coordinate:
-    """Lists as tuples, since a searcher wants values that can be keys."""
-    return tuple(value) if isinstance(value, list) else value
+def _plain(value: Value) -> Coordinate:
+    """Lists as their text, since a searcher wants plain values."""
+    return json.dumps(value) if isinstance(value, list | dict) else value

@@ -49,10 +49,11 @@ class TuningPlan:
 
     def dump(self) -> str:
         """The plan as a tuning file that says everything, presets resolved."""
-        content = self.tuning.model_dump(mode="json", exclude_none=True)
-        content |= {"name": self.name, "settings": self.base.model_dump(mode="json")}
-        content.pop("config", None)
-        return yaml.safe_dump(content, sort_keys=False)
+        settings = {"name": self.name, "settings": self.base.model_dump(mode="json")}
+        rest = self.tuning.model_dump(
+            mode="json", exclude_none=True, exclude={"name", "config", "settings"}
+        )
+        return yaml.safe_dump(settings | rest, sort_keys=False)
 
 
 def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPlan:

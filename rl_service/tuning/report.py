@@ -105,7 +105,7 @@ def pareto_front(plan: TuningPlan, trials: Sequence[TrialView]) -> set[str]:
     """Trials that no other beats in all objectives; the best alone where there is one objective."""
     objectives = plan.tuning.search_alg.objectives
     if len(objectives) == 1:
-        best = next((t for t in ranked(trials) if t.status != "failed" and t.best_score), None)
+        best = next((t for t in ranked(trials) if _is_scored(t)), None)
         return set() if best is None else {best.trial_id}
     points = {
         trial.trial_id: (trial.best_score, trial.env_steps_per_s)

@@ -1,0 +1,111 @@
+"""Tuning experiments of seconds, and an observer that keeps what it is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import yaml
+
+from rl_service.tuning.experiment import new_experiment, tune_experiment
+from rl_service.tuning.load import TuningPlan, load_plan
+from rl_service.tuning.observer import TrialView, TuneResult
+
+SMALL: dict[str, Any] = {
+    "settings": {
+        "env": {"id": "CartPole-v1", "max_episode_steps": 30},
+        "model": {"name": "mlp", "hidden_sizes": [8], "critic_hidden_sizes": [8]},
+        "algorithm": {
+            "name": "ppo",
+            "train_batch_size": 64,
+            "minibatch_size": 32,
+            "num_epochs": 1,
+            "lr_schedule": "constant",
+        },
+        "resources": {"num_env_runners": 0, "num_envs_per_env_runner": 2},
+        "stop": {"iterations": 3},
+        "evaluation": {"interval": 1, "num_episodes": 1, "final_num_episodes": 2},
+        "seed": 3,
+    },
+    "search_space": {"algorithm.actor_lr": {"loguniform": [1e-4, 1e-2]}},
+    "num_samples": 2,
+}
+
+
+def write_tuning_file(path: Path, **changed: Any) -> Path:
+    """`SMALL` with other top-level keys; those under `settings` are merged group by group."""
+    settings = dict(SMALL["settings"])
+    for group, values in changed.pop("settings", {}).items():
+        is_group = isinstance(values, dict)
+        settings[group] = {**settings.get(group, {}), **values} if is_group else values
+    content = SMALL | changed | {"settings": settings}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def small_plan(folder: Path, **changed: Any) -> TuningPlan:
+    """The plan of such a file, whose policies and registry go to the folder."""
+    tracking = {"output_dir": str(folder), "tensorboard": False}
+    settings = {**changed.pop("settings", {}), "tracking": tracking}
+    return load_plan(write_tuning_file(folder / "small.yaml", settings=settings, **changed))
+
+
+class Watcher:
+    """Keeps messages and the last state of each trial."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.trials: list[TrialView] = []
+        self.max_concurrent = 0
+
+    def on_start(self, plan: TuningPlan, experiment: str, max_concurrent: int) -> None:
+        self.max_concurrent = max_concurrent
+
+    def on_trials(self, trials: Sequence[TrialView]) -> None:
+        self.trials = list(trials)
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def on_finish(self, result: TuneResult, trials: Sequence[TrialView]) -> None:
+        self.trials = list(trials)
+
+
+def run_plan(plan: TuningPlan, storage: str, watcher: Watcher | None = None) -> TuneResult:
+    """A new experiment, to its end."""
+    experiment = new_experiment(plan, storage)
+    return tune_experiment(plan, experiment, watcher or Watcher(), resume=False)
+
+
+def reports(experiment: str) -> dict[str, list[dict[str, Any]]]:
+    """What each trial of a local experiment reported, by its id, oldest first."""
+    return {
+        file.parent.name.removeprefix("trial_"): [
+            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
+        ]
+        for file in sorted(Path(experiment).glob("trial_*/result.json"))
+    }
+
+
+class NaNAfterAWhile(gym.Env[Any, Any]):
+    """Episodes of three steps whose return is NaN where the kwargs ask for it."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, broken: bool = False) -> None:
+        self._reward = math.nan if broken else 1.0
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return self.observation_space.sample(), self._reward, self._steps == 3, False, {}

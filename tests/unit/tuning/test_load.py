@@ -1,0 +1,86 @@
+"""Tuning files: what they say, what they may not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_service.config.presets import preset_names
+from rl_service.errors import SettingsError
+from rl_service.tuning.load import load_plan
+from tests.tuning import write_tuning_file
+
+LR = {"algorithm.actor_lr": {"loguniform": [1e-4, 1e-2]}}
+PBT = {"name": "pbt", "interval_env_steps": 64}
+
+
+@pytest.mark.parametrize("name", [n for n in preset_names() if n.startswith("tuning/")])
+def test_every_shipped_file_is_a_plan(name: str) -> None:
+    plan = load_plan(Path(name))
+    assert plan.name == Path(name).name
+    assert plan.space.problems() == []
+
+
+def test_a_plan_reads_back_from_what_it_dumps(tmp_path: Path) -> None:
+    plan = load_plan(Path("tuning/CartPole-v1"), {"num_samples": 5})
+    (tmp_path / "again.yaml").write_text(plan.dump(), encoding="utf-8")
+    again = load_plan(tmp_path / "again.yaml")
+    assert (again.name, again.base, again.space) == (plan.name, plan.base, plan.space)
+    assert again.points == plan.points
+    assert again.tuning.num_samples == 5
+    assert again.dump() == plan.dump()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"search_space": {}}, "search_space is empty"),
+        ({"num_sample": 4}, "unknown key num_sample; did you mean num_samples?"),
+        ({"num_samples": 0}, "num_samples: Input should be greater than 0"),
+        ({"scheduler": {"name": "asha", "grace_env_step": 3}}, "did you mean grace_env_steps?"),
+        ({"scheduler": {"name": "hyperband"}}, "scheduler: Input tag 'hyperband'"),
+        ({"scheduler": {"name": "asha", "grace_env_steps": 192}}, "none would be stopped early"),
+        ({"search_space": {"algorithm.gamma": {"uniformly": [0, 1]}}}, "did you mean uniform?"),
+        (
+            {"points_to_evaluate": [{"algorithm.actor_lr": 1}]},
+            "algorithm.actor_lr: 1 is outside 0.0001 to 0.01",
+        ),
+        (
+            {"scheduler": PBT, "search_space": {"model.hidden_sizes": {"choice": [[8], [16]]}}},
+            "scheduler pbt changes algorithm.* settings",
+        ),
+        ({"scheduler": PBT, "num_samples": 1}, "needs a population"),
+        (
+            {"scheduler": PBT, "search_alg": {"objectives": ["score", "env_steps_per_s"]}},
+            "one objective",
+        ),
+        (
+            {
+                "scheduler": {"name": "pb2", "interval_env_steps": 64},
+                "search_space": {**LR, "algorithm.num_epochs": {"integer": [1, 3]}},
+            },
+            "scheduler pb2 wants uniform or loguniform, not integer",
+        ),
+        (
+            {
+                "scheduler": PBT,
+                "search_space": {
+                    "algorithm.actor_lr": {
+                        "loguniform": [1e-4, 1e-2],
+                        "when": {"model.name": "mlp"},
+                    }
+                },
+            },
+            "leave out its `when`",
+        ),
+        ({"settings": {"env": {"id": "CartPole-v9"}}}, "CartPole-v9"),
+        ({"config": "tuned/NoSuchThing"}, "NoSuchThing"),
+    ],
+)
+def test_what_is_refused_in_one_line(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_plan(write_tuning_file(tmp_path / "small.yaml", **changed))
+    assert any(words in problem for problem in error.value.problems), error.value.problems
+    assert all("\n" not in problem for problem in error.value.problems)
