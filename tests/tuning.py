@@ -81,17 +81,18 @@ def run_plan(plan: TuningPlan, storage: str, watcher: Watcher | None = None) -> 
     return tune_experiment(plan, experiment, watcher or Watcher(), resume=False)
 
 
-def reports(experiment: str) -> dict[str, list[dict[str, Any]]]:
-    """What each trial of a local experiment reported, by its id, oldest first."""
+def iterations(experiment: str) -> dict[str, list[dict[str, Any]]]:
+    """What led to the newest checkpoint of each trial's seed 3, by the trial's id."""
+    files = sorted(Path(experiment).glob("trial_*/checkpoint_*/seed_3/progress.jsonl"))
     return {
-        file.parent.name.removeprefix("trial_"): [
+        file.parents[2].name.removeprefix("trial_"): [
             json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
         ]
-        for file in sorted(Path(experiment).glob("trial_*/result.json"))
+        for file in files
     }
 
 
-class NaNAfterAWhile(gym.Env[Any, Any]):
+class NaNReturns(gym.Env[Any, Any]):
     """Episodes of three steps whose return is NaN where the kwargs ask for it."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,))

@@ -8,6 +8,7 @@ import secrets
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +18,6 @@ from typing import Any
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.logger import JsonLoggerCallback
 from ray.tune.tune_config import ResumeConfig
 
 from rl_service.errors import SettingsError, TuningError
@@ -138,7 +138,7 @@ def _run_trials(
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=1, num_to_keep=4 if is_population else 2
             ),
-            callbacks=[Watch(observer, plan.space, scheduler), JsonLoggerCallback()],
+            callbacks=[Watch(observer, plan.space, scheduler)],
             trial_dirname_creator=_folder_name,
             resume_config=ResumeConfig(errored=ResumeConfig.ResumeType.RESUME) if resume else None,
             resume=True if resume else None,
@@ -168,7 +168,10 @@ def _tune_environment() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()})
     try:
-        yield
+        with warnings.catch_warnings():
+            # A trial that starts again from a checkpoint reports some steps a second time.
+            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
+            yield
     finally:
         for name, value in before.items():
             if value is None:

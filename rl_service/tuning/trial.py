@@ -16,14 +16,17 @@ from ray import tune
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
 from rl_service.errors import TrainingFailedError
-from rl_service.metrics import METRICS
+from rl_service.metrics import METRICS, json_row
 from rl_service.trainer import Trainer, evaluation_row
 from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
 
 BUNDLE = "best"
 """Folder of a seed's best policy within the seed's folder of a checkpoint."""
+PROGRESS = "progress.jsonl"
+"""Every iteration that led to the state, by the keys of `rl_service.metrics.METRICS`; beside it."""
 _RESULT = "result.json"
+_SCORE = "score.json"
 
 
 def seed_folder(seed: int) -> str:
@@ -105,26 +108,26 @@ class _Member:
         self.best = BestPolicy(bundle, f"{trial_id}_{seed_folder(self.seed)}", self.trainer.algo)
         self.score: float | None = None
         """The newest."""
+        self._rows: list[dict[str, Any]] = []
 
     def close(self) -> None:
         self.trainer.close()
         self._folder.cleanup()
 
     def train_to_next_score(self) -> dict[str, Any]:
-        """Numbers of the last iteration; none if this seed has reached its end already."""
-        row: dict[str, Any] = {}
+        """Numbers of the last iteration, which may be an earlier one if this seed has ended."""
         while not self.trainer.is_done:
             row = self.trainer.iterate()
             evaluated = self._evaluated()
+            self._rows.append(json_row(row | (evaluated or {})))
             if evaluated is not None:
-                row |= evaluated
                 break
         if self.score is None or not math.isfinite(self.score):
             raise TrainingFailedError(
                 f"seed {self.seed} has no finite score after {self.trainer.algo.env_steps} env "
                 f"steps: its episodes never end or its returns are not finite"
             )
-        return row
+        return self._rows[-1]
 
     def _evaluated(self) -> dict[str, float] | None:
         """Scores the policy if it is time; None if it is not, or there is nothing to score."""
@@ -141,13 +144,17 @@ class _Member:
 
     def save(self, folder: Path) -> None:
         self.trainer.save(folder)
-        (folder / "score.json").write_text(json.dumps(self.score), encoding="utf-8")
+        (folder / _SCORE).write_text(json.dumps(self.score), encoding="utf-8")
+        lines = (json.dumps(row) + "\n" for row in self._rows)
+        (folder / PROGRESS).write_text("".join(lines), encoding="utf-8")
         if self.best.exists:
             shutil.copytree(self.best.path, folder / BUNDLE)
 
     def restore(self, folder: Path) -> None:
         self.trainer.restore(folder)
-        self.score = json.loads((folder / "score.json").read_text(encoding="utf-8"))
+        self.score = json.loads((folder / _SCORE).read_text(encoding="utf-8"))
+        lines = (folder / PROGRESS).read_text(encoding="utf-8").splitlines()
+        self._rows = [json.loads(line) for line in lines]
         if (folder / BUNDLE).exists():
             self.best.adopt(folder / BUNDLE)
 

@@ -1,0 +1,194 @@
+"""Whole experiments: what is searched, who is stopped, what fails, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rl_service.config import load_settings
+from rl_service.errors import TuningError
+from rl_service.policies import load_bundle
+from rl_service.policies.registry import PolicyRegistry
+from rl_service.tuning.experiment import new_experiment, tune_experiment
+from rl_service.tuning.observer import TrialView
+from tests.integration.serving.conftest import command, descendants
+from tests.tuning import Watcher, iterations, run_plan, small_plan
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+NAME = "cartpole-v1-mlp-ppo"
+
+
+def test_the_best_of_several_seeds_and_trials_is_registered(tmp_path: Path) -> None:
+    points = [{"algorithm.actor_lr": 2e-3}]
+    plan = small_plan(tmp_path, num_samples=3, num_seeds=2, points_to_evaluate=points)
+    watcher = Watcher()
+    result = run_plan(plan, str(tmp_path / "runs"), watcher)
+    assert (result.status, result.trials, result.failed) == ("finished", 3, 0)
+    assert result.env_steps == 3 * 2 * 3 * 64
+    assert (watcher.max_concurrent, result.episodes) == (2, 2)
+    assert 2e-3 in [pytest.approx(t.values["algorithm.actor_lr"]) for t in watcher.trials]
+    scores = {trial.trial_id: trial.best_score for trial in watcher.trials}
+    assert result.best_score == max(scores.values())  # type: ignore[type-var]
+    assert scores[str(result.best_trial)] == result.best_score
+    assert result.registered == f"{NAME}:1"
+    best = PolicyRegistry(str(tmp_path / "policies")).resolve(f"{NAME}@best")
+    assert best.version == 1
+    spec = load_bundle(str(result.policy)).spec
+    assert spec.evaluation["episode_return_mean"] == best.episode_return_mean
+    preset = load_settings(config=Path(str(result.preset))).settings
+    assert preset.seed == result.seed
+    assert result.best_values is not None
+    assert preset.algorithm == plan.space.settings(result.best_values).algorithm
+    report = Path(result.experiment, "report", "results.csv").read_text(encoding="utf-8")
+    assert report.splitlines()[1].startswith(f"{result.best_trial},finished,")
+
+
+def test_early_stopping_ends_trials_before_their_time(tmp_path: Path) -> None:
+    plan = small_plan(
+        tmp_path,
+        num_samples=6,
+        settings={"stop": {"iterations": 8}},
+        scheduler={"name": "asha", "grace_env_steps": 64, "reduction_factor": 2},
+        search_alg={"name": "random"},
+    )
+    watcher = Watcher()
+    result = run_plan(plan, str(tmp_path / "runs"), watcher)
+    steps = [trial.env_steps or 0 for trial in watcher.trials]
+    assert result.trials == 6
+    assert min(steps) < 8 * 64
+    assert max(steps) == 8 * 64
+    # What was stopped has its checkpoint, and with it its best policy.
+    checkpoints = list(Path(result.experiment).glob("trial_*/checkpoint_*/seed_3/best/policy.json"))
+    assert len({path.parents[3] for path in checkpoints}) == 6
+
+
+def test_the_median_rule_and_two_objectives(tmp_path: Path) -> None:
+    plan = small_plan(
+        tmp_path,
+        num_samples=4,
+        scheduler={"name": "median", "grace_env_steps": 64, "min_samples": 2},
+        search_alg={"objectives": ["score", "env_steps_per_s"]},
+        search_space={
+            "algorithm.actor_lr": {"loguniform": [1e-4, 1e-2]},
+            "model.hidden_sizes": {"choice": [[8], [16, 16]]},
+            "algorithm.minibatch_size": {"power_of_two": [16, 64]},
+        },
+    )
+    result = run_plan(plan, str(tmp_path / "runs"))
+    assert (result.status, result.trials, result.failed) == ("finished", 4, 0)
+    assert result.best_values is not None
+    assert result.best_values["model.hidden_sizes"] in ([8], [16, 16])
+    table = Path(result.experiment, "report", "results.csv").read_text(encoding="utf-8")
+    assert "yes" in table
+
+
+@pytest.mark.parametrize("scheduler", ["pbt", "pb2"])
+def test_a_population_trains_with_the_settings_that_it_changes(
+    tmp_path: Path, scheduler: str
+) -> None:
+    plan = small_plan(
+        tmp_path,
+        num_samples=2,
+        settings={"stop": {"iterations": 4}},
+        scheduler={"name": scheduler, "interval_env_steps": 64, "quantile_fraction": 0.5},
+    )
+    watcher = Watcher()
+    result = run_plan(plan, str(tmp_path / "runs"), watcher)
+    assert (result.status, result.failed) == ("finished", 0)
+    lines = iterations(result.experiment)
+    for trial in watcher.trials:  # what Tune wanted last, beside what the optimiser took
+        wanted = trial.values["algorithm.actor_lr"]
+        assert lines[trial.trial_id][-1]["actor_lr"] == pytest.approx(wanted)
+    rates = [{row["actor_lr"] for row in rows} for rows in lines.values()]
+    if scheduler == "pbt":  # one went on from the other's weights with a rate of its own
+        assert max(map(len, rates)) > 1
+    assert all(1e-4 <= rate <= 1e-2 for each in rates for rate in each)
+
+
+def test_trials_without_a_finite_score_fail_and_never_win(tmp_path: Path) -> None:
+    kwargs = {"choice": [{"broken": True}, {"broken": False}]}
+    plan = small_plan(
+        tmp_path,
+        settings={"env": {"id": "tests.tuning:NaNReturns", "max_episode_steps": None}},
+        search_space={"env.kwargs": kwargs},
+        points_to_evaluate=[{"env.kwargs": {"broken": broken}} for broken in (True, False)],
+        max_failures=0,
+    )
+    watcher = Watcher()
+    result = run_plan(plan, str(tmp_path / "runs"), watcher)
+    assert (result.trials, result.failed, result.best_score) == (2, 1, 3.0)
+    [failed] = [trial for trial in watcher.trials if trial.status == "failed"]
+    assert failed.values == {"env.kwargs": {"broken": True}}
+    assert failed.error is not None
+    assert "finite" in failed.error
+    assert any(failed.trial_id in message for message in watcher.messages)
+
+
+def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:
+    env = {"id": "tests.tuning:NaNReturns", "kwargs": {"broken": True}, "max_episode_steps": None}
+    plan = small_plan(tmp_path, settings={"env": env}, max_failures=0)
+    with pytest.raises(
+        TuningError, match=r"none of 2 trials left a policy \(.*finite.*results.csv"
+    ):
+        run_plan(plan, str(tmp_path / "runs"))
+    assert not (tmp_path / "policies").exists()
+    [table] = (tmp_path / "runs").glob("*/report/results.csv")
+    assert table.read_text(encoding="utf-8").count("failed") == 2
+
+
+def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    class Kills(Watcher):
+        killed: str | None = None
+
+        def on_trials(self, trials: Sequence[TrialView]) -> None:
+            super().on_trials(trials)
+            if self.killed is None and trials[0].env_steps == 2 * 64:
+                self.killed = trials[0].trial_id
+                for pid in descendants(os.getpid()):
+                    if command(pid).startswith("ray::TuningTrial"):
+                        os.kill(pid, signal.SIGKILL)
+
+    plan = small_plan(tmp_path, num_samples=1, settings={"stop": {"iterations": 5}}, max_failures=1)
+    watcher = Kills()
+    result = run_plan(plan, str(tmp_path / "runs"), watcher)
+    assert (result.status, result.failed) == ("finished", 0)
+    [trial] = watcher.trials
+    assert trial.num_failures == 1
+    [rows] = iterations(result.experiment).values()
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert any("lost its process" in message for message in watcher.messages)
+
+
+def test_an_experiment_beyond_the_file_system(tmp_path: Path) -> None:
+    plan = small_plan(tmp_path)
+    storage = f"dir::file://{tmp_path}/store"
+    (tmp_path / "store").mkdir()
+    result = run_plan(plan, storage)
+    assert result.experiment.startswith(storage)
+    assert str(result.preset).endswith("report/best.yaml")
+    assert len(list((tmp_path / "store").rglob("report/results.csv"))) == 1
+    assert result.registered == f"{NAME}:1"
+
+
+def test_the_time_budget_ends_what_runs_and_the_best_so_far_is_the_result(tmp_path: Path) -> None:
+    plan = small_plan(
+        tmp_path, num_samples=2, settings={"stop": {"iterations": 100_000}}, time_budget_s=20
+    )
+    result = run_plan(plan, str(tmp_path / "runs"))
+    assert result.status == "finished"
+    assert result.registered == f"{NAME}:1"
+
+
+def test_a_finished_experiment_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    plan = small_plan(tmp_path)
+    experiment = new_experiment(plan, str(tmp_path / "runs"))
+    first = tune_experiment(plan, experiment, Watcher(), resume=False)
+    before = iterations(first.experiment)
+    again = tune_experiment(plan, experiment, Watcher(), resume=True)
+    assert again == first
+    assert iterations(first.experiment) == before

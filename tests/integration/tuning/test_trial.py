@@ -1,0 +1,103 @@
+"""A trial by itself: its checkpoints, other settings after a restart, its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from rl_service.algorithms.policy import ActorCriticPolicy
+from rl_service.errors import TrainingFailedError
+from rl_service.tuning.load import TuningPlan
+from rl_service.tuning.trial import TuningTrial
+from tests.tuning import small_plan
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    """Starts trials, which end with the test."""
+    started: list[TuningTrial] = []
+
+    def one(plan: TuningPlan, lr: float, num_seeds: int = 1) -> TuningTrial:
+        config = {"algorithm.actor_lr": lr}
+        trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=num_seeds)
+        started.append(trainable(config=config))
+        return started[-1]
+
+    yield one
+    for trial in started:
+        trial.stop()
+
+
+def optimizer_lr(trial: TuningTrial) -> float:
+    """The learning rate that Adam's next step takes."""
+    policy: ActorCriticPolicy = trial._members[0].trainer.algo.learner_policy
+    [group] = policy.optimizers["actor"].optimizer.param_groups
+    return float(group["lr"])
+
+
+def test_a_perturbed_learning_rate_reaches_the_optimiser(tmp_path: Path, start: Any) -> None:
+    plan = small_plan(tmp_path, settings={"stop": {"iterations": 9}})
+    donor, exploiter = start(plan, 1e-3), start(plan, 5e-3)
+    donor.train()
+    (tmp_path / "donor").mkdir()
+    donor.save_checkpoint(str(tmp_path / "donor"))
+    exploiter.train()
+    # What Tune does to a trial that takes over the weights of a better one.
+    assert exploiter.reset_config({"algorithm.actor_lr": 8e-4})
+    exploiter.load_checkpoint(str(tmp_path / "donor"))
+    result = exploiter.train()
+    assert optimizer_lr(exploiter) == pytest.approx(8e-4)
+    assert result["train/actor_lr"] == pytest.approx(8e-4)
+    assert result["num_env_steps_sampled_lifetime"] == 2 * 64
+    assert optimizer_lr(donor) == pytest.approx(1e-3)
+
+
+def test_scores_are_means_over_seeds(tmp_path: Path, start: Any) -> None:
+    plan = small_plan(tmp_path)
+    both = start(plan, 1e-3, num_seeds=2).train()
+    singles = []
+    for seed in (3, 4):
+        alone = small_plan(tmp_path, settings={"seed": seed})
+        singles.append(start(alone, 1e-3).train()["score"])
+    assert both["seed_scores"] == singles
+    assert both["score"] == pytest.approx(sum(singles) / 2)
+    assert both["best_score"] == both["score"]
+
+
+def test_a_trial_that_had_ended_ends_again_with_what_it_had(tmp_path: Path, start: Any) -> None:
+    plan = small_plan(tmp_path, settings={"stop": {"iterations": 1}})
+    ended = start(plan, 1e-3)
+    last = ended.train()
+    assert last["done"]
+    (tmp_path / "state").mkdir()
+    ended.save_checkpoint(str(tmp_path / "state"))
+    again = start(plan, 1e-3)
+    again.load_checkpoint(str(tmp_path / "state"))
+    result = again.train()
+    assert result["done"]
+    assert {key: result[key] for key in ("score", "best_score")} == {
+        key: last[key] for key in ("score", "best_score")
+    }
+    assert result["num_env_steps_sampled_lifetime"] == 64
+
+
+def test_scores_that_are_not_finite_fail_the_trial(tmp_path: Path, start: Any) -> None:
+    broken = {"id": "tests.tuning:NaNReturns", "kwargs": {"broken": True}}
+    trial = start(small_plan(tmp_path, settings={"env": broken}), 1e-3)
+    with pytest.raises(TrainingFailedError):
+        trial.step()
+
+
+def test_episodes_that_never_end_fail_the_trial(tmp_path: Path, start: Any) -> None:
+    settings = {"env": {"max_episode_steps": 500}, "evaluation": {"interval": 0}}
+    settings["stop"] = {"iterations": 1}
+    settings["algorithm"] = {"train_batch_size": 4, "minibatch_size": 4}
+    trial = start(small_plan(tmp_path, settings=settings), 1e-3)
+    with pytest.raises(TrainingFailedError, match="seed 3 has no finite score after 4 env steps"):
+        trial.step()
