@@ -56,9 +56,11 @@ ORDER = [
         "rl_service.serving.logs",
         "rl_service.serving.metrics",
         "rl_service.serving.canary",
-        "rl_service.serving.client",
+        "rl_service.serving.calls",
         "rl_service.serving.page",
     ],
+    ["rl_service.serving.async_client"],
+    ["rl_service.serving.client"],
     ["rl_service.serving.schemas", "rl_service.serving.security", "rl_service.serving.sessions"],
     [
         "rl_service.serving.batching",
