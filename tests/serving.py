@@ -62,7 +62,7 @@ async def build_local(
     limits = limits or Limits()
     shared, metrics = LocalShared(limits), ServingMetrics()
     engine = Engine(sources, limits, shared, metrics, canary)
-    await engine.start()
+    await engine.rollouts.start()
     service = Service(engine, shared, limits)
     api = Api(service, shared, tokens or Tokens(None, {}), metrics, "local")
     return api.build(), engine, shared

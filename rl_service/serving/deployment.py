@@ -111,13 +111,13 @@ class PolicyService:
         """Asked by Serve before the first request and every few seconds: a real forward pass."""
         if not self._checked:
             await self._start()
-        await self._engine.check_health()
+        await self._engine.loader.check_health()
 
     async def _start(self) -> None:
         deadline = time.monotonic() + _WAIT_FOR_SHARED_S
         while True:
             try:
-                await self._engine.start()
+                await self._engine.rollouts.start()
                 break
             except SharedUnavailable:
                 if time.monotonic() > deadline:
@@ -129,7 +129,7 @@ class PolicyService:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
-            await self._engine.watch_once()
+            await self._engine.rollouts.watch_once()
             try:
                 await self._shared.exchange_metrics(self._replica, self._metrics.page())
             except SharedUnavailable:

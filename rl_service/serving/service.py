@@ -15,9 +15,10 @@ from custom_models.history import History
 from custom_models.spaces import FloatArray
 from rl_service.errors import ObservationError
 from rl_service.policies.runner import Actions
-from rl_service.serving.engine import Engine, Loaded
+from rl_service.serving.engine import Engine
 from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
+from rl_service.serving.loading import Loaded
 from rl_service.serving.memory import Memory
 from rl_service.serving.schemas import (
     OpenSession,

@@ -68,6 +68,8 @@ ORDER = [
         "rl_service.serving.shared",
         "rl_service.serving.sources",
     ],
+    ["rl_service.serving.loading"],
+    ["rl_service.serving.rollouts"],
     ["rl_service.serving.engine"],
     ["rl_service.serving.openapi", "rl_service.serving.service"],
     ["rl_service.serving.api"],

@@ -42,10 +42,10 @@ def test_a_wanted_version_takes_over_and_a_rollback_goes_back(versions: Versions
         _, engine, shared = await build_local(versions)
         assert await serves(engine) == 1
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert await serves(engine) == 2
         versions.now = 1
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert await serves(engine) == 1
         assert shared.state.rollout("cartpole").stable == 1
 
@@ -59,7 +59,7 @@ def test_a_version_that_fails_its_parity_check_never_serves(versions: Versions) 
         _, engine, shared = await build_local(versions)
         versions.now = 2
         for _ in range(2):
-            await engine.watch_once()
+            await engine.rollouts.watch_once()
             assert await serves(engine) == 1
         assert versions.given_up == [2]
         assert shared.state.rollout("cartpole").rejected == (2,)
@@ -79,7 +79,7 @@ def test_a_version_with_other_spaces_never_serves(
     async def play() -> None:
         _, engine, _ = await build_local(versions)
         versions.now = 4
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert await serves(engine) == 1
 
     asyncio.run(play())
@@ -93,10 +93,10 @@ def test_a_version_promoted_again_is_tried_again(versions: Versions) -> None:
         _, engine, _ = await build_local(versions)
         for now in (2, 1):
             versions.now = now
-            await engine.watch_once()
+            await engine.rollouts.watch_once()
         (versions.folders[2] / "policy.json").write_text(good)
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert await serves(engine) == 2
 
     asyncio.run(play())
@@ -112,7 +112,7 @@ def test_a_registry_that_is_away_changes_nothing(
             raise OSError("no route to host")
 
         monkeypatch.setattr(versions, "wanted", away)
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert await serves(engine) == 1
 
     asyncio.run(play())
@@ -123,9 +123,9 @@ def test_a_new_replica_begins_with_what_the_others_serve(versions: Versions) -> 
         _, engine, shared = await build_local(versions)
         break_parity(versions.folders[2])
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         second = Engine([versions], Limits(), shared, engine._metrics)
-        await second.start()  # would fail with version 2
+        await second.rollouts.start()  # would fail with version 2
         assert await serves(second) == 1
 
     asyncio.run(play())
@@ -145,7 +145,7 @@ def test_the_least_recently_used_version_is_unloaded(versions: Versions) -> None
         assert await engine.stable("cartpole") is first
         await engine.pinned("cartpole", 3)
         assert await engine.stable("cartpole") is first
-        assert list(engine._loaded) == [("cartpole", 3), ("cartpole", 1)]
+        assert engine.loader.in_memory == [("cartpole", 3), ("cartpole", 1)]
 
     asyncio.run(play())
 
@@ -158,7 +158,7 @@ def test_a_canary_takes_its_share_and_then_all(
     async def play() -> None:
         _, engine, _ = await build_local(versions, canary=0.25)
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         seen = [await ask(engine) for _ in range(100)]
         assert seen.count(2) == 25
         for _ in range(400):
@@ -172,14 +172,14 @@ def test_a_canary_that_fails_is_withdrawn_and_no_request_with_it(versions: Versi
     async def play() -> None:
         _, engine, _ = await build_local(versions, canary=0.5)
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         loaded = await engine.load("cartpole", 2)
         with torch.no_grad():
             for weight in loaded.policy.actor.parameters():
                 weight.fill_(torch.nan)
         assert [await ask(engine) for _ in range(10)] == [1] * 10
         assert versions.given_up == [2]
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert [await ask(engine) for _ in range(10)] == [1] * 10
 
     asyncio.run(play())
@@ -198,12 +198,12 @@ def test_a_version_that_fails_elsewhere_is_left_here(versions: Versions) -> None
     async def play() -> None:
         _, engine, shared = await build_local(versions)
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         assert await serves(engine) == 2
         shared.state.reject("cartpole", 2)
         assert shared.state.rollout("cartpole").stable is None  # none begins with it, either
         for _ in range(2):
-            await engine.watch_once()
+            await engine.rollouts.watch_once()
             assert await serves(engine) == 1
 
     asyncio.run(play())
@@ -217,7 +217,7 @@ def test_an_observation_that_nobody_can_answer_is_no_fault_of_a_canary(
     async def play() -> None:
         _, engine, _ = await build_local(versions, canary=0.5)
         versions.now = 2
-        await engine.watch_once()
+        await engine.rollouts.watch_once()
         for version in (1, 2):
             loaded = await engine.load("cartpole", version)
             actor: Any = loaded.policy.actor
@@ -245,7 +245,7 @@ def test_a_version_that_takes_traffic_stays_loaded(versions: Versions) -> None:
         _, engine, _ = await build_local(versions, limits=limits)
         for version in (2, 3, 2, 3):
             await engine.pinned("cartpole", version)
-        assert ("cartpole", 1) in engine._loaded
-        assert len(engine._loaded) == 2
+        assert ("cartpole", 1) in engine.loader.in_memory
+        assert len(engine.loader.in_memory) == 2
 
     asyncio.run(play())
