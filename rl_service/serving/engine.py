@@ -105,7 +105,7 @@ class Engine:
         return await self.stable(name)
 
     async def of_session(self, name: str, version: int) -> Loaded:
-        """The version of a session: the one it began with, unless that was withdrawn."""
+        """The version of a session that has not asked for one: unless it was withdrawn since."""
         if version in self._served[name].rejected:
             return await self.stable(name)
         try:
@@ -131,6 +131,7 @@ class Engine:
         *,
         deterministic: bool,
         remember: Callable[[Loaded], History | None],
+        pinned: bool = False,
     ) -> tuple[Loaded, Actions]:
         """Actions, and the version that gave them: the stable one where a canary fails.
 
@@ -139,8 +140,10 @@ class Engine:
             obs: (B, *shape).
             deterministic: as of `PolicyRunner.act`.
             remember: gives the history that a version reads.
+            pinned: the client wants that version and no other: it is no part of a trial.
         """
-        canary = self._served[loaded.name].canary
+        served = self._served[loaded.name]
+        canary = None if pinned else served.canary
         started = time.perf_counter()
         try:
             actions = await self._ask(loaded, obs, deterministic, remember(loaded))
@@ -155,11 +158,11 @@ class Engine:
             except NoFiniteAnswer as same:  # then it is no fault of the new version
                 raise _refused(same) from same
             canary.failed()
-            await self.rollouts.judge(self._served[loaded.name], one_line(error))
+            await self.rollouts.judge(served, one_line(error))
             return stable, actions
-        if canary is not None:
-            canary.answered(loaded.version, time.perf_counter() - started)
-            await self.rollouts.judge(self._served[loaded.name], "its answers took too long")
+        if not pinned:
+            served.answered(loaded.version, time.perf_counter() - started)
+            await self.rollouts.judge(served, "its answers took too long")
         return loaded, actions
 
     async def values(

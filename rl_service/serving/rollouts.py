@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rl_service.config.text import one_line
 from rl_service.errors import BundleError
-from rl_service.serving.canary import Canary
+from rl_service.serving.canary import KEPT_LATENCIES, Canary
 from rl_service.serving.limits import Limits
 from rl_service.serving.loading import Key, Loaded, Loader, cannot_be_read_now
 from rl_service.serving.logs import LOGGER
@@ -31,7 +32,16 @@ class Served:
     proven: list[int] = field(default_factory=list)
     """Versions that have taken the traffic, the last one last: a rollback to one needs no
     trial."""
+    stable_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LATENCIES))
+    """Latencies of the stable version, for the next trial."""
     last_problem: str = ""
+
+    def answered(self, version: int, seconds: float) -> None:
+        """A version has answered a request that did not ask for that version by number."""
+        if version == self.stable:
+            self.stable_s.append(seconds)
+        if self.canary is not None and version in (self.stable, self.canary.version):
+            self.canary.answered(version, seconds)
 
 
 class Rollouts:
@@ -122,7 +132,7 @@ class Rollouts:
             return
         if self._canary_share:
             fields = {"policy": served.source.name, "version": version}
-            served.canary = Canary(version, self._canary_share)
+            served.canary = Canary(version, self._canary_share, served.stable_s)
             _logger.info("canary_started", extra={"fields": fields})
         else:
             await self._move_to(served, version)
@@ -143,6 +153,7 @@ class Rollouts:
 
     async def _move_to(self, served: Served, version: int) -> None:
         served.stable, served.last_problem = version, ""
+        served.stable_s.clear()
         served.proven = [each for each in served.proven if each != version] + [version]
         await self._shared.set_stable(served.source.name, version)
         self._metrics.version.labels(served.source.name).set(version)
