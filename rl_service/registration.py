@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from rl_service.errors import RLServiceError
-from rl_service.policies.references import as_policy_name
 from rl_service.policies.registry import (
     REGISTRY_FOLDER,
     REGISTRY_VARIABLE,
@@ -27,10 +26,8 @@ def register_best(run: Run, notify: Notify) -> PolicyVersion | None:
     Returns:
         The version; None if it could not be registered, which ends no run.
     """
-    settings = run.settings
-    name = as_policy_name(settings.env.id, settings.model.name, settings.algorithm.name)
     try:
-        return PolicyRegistry(_root(run)).register(run.bundle_path, name)
+        return PolicyRegistry(_root(run)).register(run.bundle_path)
     except RLServiceError as error:
         notify(f"the best policy is not in the registry: {error}")
         return None

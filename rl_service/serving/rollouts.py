@@ -28,6 +28,7 @@ class Served:
     stable: int = 0
     canary: Canary | None = None
     wanted: int = 0
+    """0 before the source was asked."""
     rejected: set[int] = field(default_factory=set)
     proven: list[int] = field(default_factory=list)
     """Versions that have taken the traffic, the last one last: a rollback to one needs no
@@ -77,7 +78,8 @@ class Rollouts:
         for served in self.served.values():
             known = await self._shared.rollout(served.source.name)
             served.rejected = set(known.rejected)
-            served.wanted = await self.loader.in_thread(served.source.wanted)
+            if known.stable is None:
+                served.wanted = await self.loader.in_thread(served.source.wanted)
             version = known.stable or served.wanted
             await self.loader.load(served.source, version)
             await self._move_to(served, version)
@@ -93,11 +95,10 @@ class Rollouts:
     async def _follow(self, served: Served) -> None:
         name = served.source.name
         wanted = await self.loader.in_thread(served.source.wanted)
-        if wanted != served.wanted:
-            served.wanted = wanted
-            if wanted in served.rejected:  # somebody promotes it again
-                served.rejected.discard(wanted)
-                await self._shared.forgive(name, wanted)
+        before, served.wanted = served.wanted, wanted
+        if before not in (0, wanted) and wanted in served.rejected:  # somebody promotes it again
+            served.rejected.discard(wanted)
+            await self._shared.forgive(name, wanted)
         known = await self._shared.rollout(name)
         served.rejected |= set(known.rejected)
         if served.stable in served.rejected:  # it passed here, and failed elsewhere

@@ -19,7 +19,7 @@ from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
 from rl_service.serving.service import Service
 from tests.conftest import WriteTestBundle
-from tests.serving import Versions, build_local
+from tests.serving import Versions, break_parity, build_local
 
 
 @pytest.fixture
@@ -27,12 +27,6 @@ def versions(tmp_path: Path, write_test_bundle: WriteTestBundle) -> Versions:
     for number in (1, 2, 3):
         write_test_bundle(tmp_path / str(number), seed=number)
     return Versions("cartpole", {number: tmp_path / str(number) for number in (1, 2, 3)})
-
-
-def break_parity(folder: Path) -> None:
-    spec = json.loads((folder / "policy.json").read_text())
-    spec["parity"]["dist_inputs"][0][0] += 1.0
-    (folder / "policy.json").write_text(json.dumps(spec))
 
 
 async def serves(engine: Engine) -> int:
