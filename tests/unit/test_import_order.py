@@ -48,7 +48,7 @@ ORDER = [
     ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
     ["rl_service.best_policy"],
     ["rl_service.training"],
-    # Serving; only the two files at its end know Ray.
+    # Serving; only exposure and the two files at its end know Ray.
     [
         "rl_service.serving",
         "rl_service.serving.errors",
@@ -72,7 +72,7 @@ ORDER = [
     ["rl_service.serving.rollouts"],
     ["rl_service.serving.engine"],
     ["rl_service.serving.openapi", "rl_service.serving.service"],
-    ["rl_service.serving.api"],
+    ["rl_service.serving.api", "rl_service.serving.exposure"],
     ["rl_service.serving.deployment"],
     ["rl_service.serving.server"],
     ["rl_service.cli"],
@@ -87,6 +87,7 @@ USES_RAY = (
     "rl_service.probes",
     "rl_service.ray_session",
     "rl_service.serving.deployment",
+    "rl_service.serving.exposure",
     "rl_service.serving.server",
 )
 
