@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 
+from custom_models.configs import LLMPolicyConfig
 from custom_models.nets import ActorCritic
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import PolicyClient
@@ -41,7 +42,7 @@ def overflowing(net: ActorCritic) -> None:
 
 @pytest.fixture(scope="module")
 def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Running]:
-    """`cartpole` of a registry in which versions 1 and 2 are sound and 3 is not, and a folder."""
+    """`cartpole` of a registry, whose versions 1 and 2 are sound and 3 is not, and two folders."""
     folder = start.folder
     registry = PolicyRegistry(str(folder / "registry"))
     for version in (1, 2):
@@ -51,9 +52,13 @@ def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Runnin
         registry.register(folder / f"v{version}", "cartpole")
     registry.promote("cartpole", 1)
     shutil.copytree(folder / "v1", folder / "served")
+    # Its passes take long, so that few clients keep a replica busy.
+    large = LLMPolicyConfig(context_length=16, n_layer=4, n_head=4, n_embd=128)
+    write_bundle_once(folder / "large", model=large)
     process, url, output = start(
         "cartpole",
         str(folder / "served"),
+        str(folder / "large"),
         *("--registry", registry.root, "--replicas", "1:2", "--canary", "50%"),
     )
     yield Running(url, process, registry, folder / "none", output)
@@ -124,28 +129,30 @@ def test_a_second_replica_comes_under_load_and_answers(
 ) -> None:
     assert len(service.replica_pids()) == 1
 
-    # Large, so that requests wait for the replica, and not for this process.
-    body = json.dumps({"observations": [[0.1] * 4] * 4096}).encode()
+    body = json.dumps({"observation": [0.0] * 4}).encode()
 
-    async def load(replicas: set[str]) -> None:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=service.url, timeout=60.0, limits=limits) as many:
+    async def load() -> None:
+        has_come = asyncio.Event()
+        async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as many:
 
             async def one() -> None:
-                while len(replicas) < 2:
-                    reply = await many.post("/v1/policies/cartpole/act", content=body, headers=JSON)
+                while not has_come.is_set():  # then it may start in peace
+                    reply = await many.post("/v1/policies/large/act", content=body, headers=JSON)
                     assert reply.status_code == 200, reply.text
 
             async def look() -> None:
-                while len(replicas) < 2:
-                    replicas.update(acting((await many.get("/metrics")).text))
-                    await asyncio.sleep(0.5)
+                while len(await asyncio.to_thread(service.replica_pids)) < 2:
+                    await asyncio.sleep(1.0)
+                has_come.set()
 
-            await asyncio.gather(look(), *(one() for _ in range(64)))
+            await asyncio.gather(look(), *(one() for _ in range(48)))
 
-    replicas: set[str] = set()
-    asyncio.run(asyncio.wait_for(load(replicas), 120.0))
-    assert len(service.replica_pids()) == 2
+    def both_have_acted() -> bool:
+        ask(client, "cartpole", [0.0] * 4, 10)
+        return len(acting(client._http.get("/metrics").text)) == 2
+
+    asyncio.run(asyncio.wait_for(load(), 120.0))
+    wait_until(both_have_acted)
 
 
 def acting(page: str) -> set[str]:

@@ -72,9 +72,9 @@ def head() -> Iterator[Head]:
         process = subprocess.Popen(
             [
                 *(BIN / "ray", "start", "--head", "--block", "--num-cpus=4"),
-                *(f"--port={free_port()}", "--node-ip-address=127.0.0.1"),
+                *(f"--port={free_port()}", f"--ray-client-server-port={free_port()}"),
                 *("--include-dashboard=true", f"--dashboard-port={port}"),
-                *("--dashboard-agent-listen-port=0", "--ray-client-server-port=0"),
+                *("--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
                 *("--object-store-memory=100000000", f"--temp-dir={folder / 'ray'}"),
             ],
             env=environment,
@@ -104,7 +104,7 @@ def end(process: subprocess.Popen[bytes], folder: Path) -> None:
     pids = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(30)
+        process.wait(10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
