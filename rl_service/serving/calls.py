@@ -88,6 +88,7 @@ class Call:
 
 
 def list_policies() -> Call:
+    """Asks what is served."""
     return Call("GET", "/v1/policies")
 
 
@@ -109,12 +110,14 @@ def act(
 
 
 def open_session(policy: str, value: bool) -> Call:
+    """Begins an episode; with `value`, its replies tell the critic's value."""
     return Call("POST", "/v1/sessions", {"policy": policy, "value": value})
 
 
 def session_act(
     session_id: str, observation: npt.ArrayLike, reward: float | None, deterministic: bool
 ) -> Call:
+    """Asks for the action at the next step of an episode."""
     body = {"observation": np.asarray(observation).tolist(), "deterministic": deterministic}
     if reward is not None:
         body["reward"] = float(reward)
@@ -122,6 +125,7 @@ def session_act(
 
 
 def close_session(session_id: str) -> Call:
+    """Ends an episode."""
     return Call("DELETE", f"/v1/sessions/{session_id}")
 
 
