@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 
-from custom_models.configs import LLMPolicyConfig
 from custom_models.nets import ActorCritic
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import PolicyClient
@@ -42,7 +40,7 @@ def overflowing(net: ActorCritic) -> None:
 
 @pytest.fixture(scope="module")
 def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Running]:
-    """`cartpole` of a registry, whose versions 1 and 2 are sound and 3 is not, and two folders."""
+    """`cartpole` of a registry, whose versions 1 and 2 are sound and 3 is not, and a folder."""
     folder = start.folder
     registry = PolicyRegistry(str(folder / "registry"))
     for version in (1, 2):
@@ -52,13 +50,9 @@ def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Runnin
         registry.register(folder / f"v{version}", "cartpole")
     registry.promote("cartpole", 1)
     shutil.copytree(folder / "v1", folder / "served")
-    # Its passes take long, so that few clients keep a replica busy.
-    large = LLMPolicyConfig(context_length=16, n_layer=4, n_head=4, n_embd=128)
-    write_bundle_once(folder / "large", model=large)
     process, url, output = start(
         "cartpole",
         str(folder / "served"),
-        str(folder / "large"),
         *("--registry", registry.root, "--replicas", "1:2", "--canary", "50%"),
     )
     yield Running(url, process, registry, folder / "none", output)
@@ -129,23 +123,32 @@ def test_a_second_replica_comes_under_load_and_answers(
 ) -> None:
     assert len(service.replica_pids()) == 1
 
-    body = json.dumps({"observation": [0.0] * 4}).encode()
-
     async def load() -> None:
         has_come = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            """A body that keeps a replica waiting and the machine idle: the next one may start."""
+            yield b'{"observation": '
+            for _ in range(20):
+                if not has_come.is_set():
+                    await asyncio.sleep(0.5)
+                    yield b" "
+            yield b"[0.0, 0.0, 0.0, 0.0]}"
+
         async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as many:
 
             async def one() -> None:
-                while not has_come.is_set():  # then it may start in peace
-                    reply = await many.post("/v1/policies/large/act", content=body, headers=JSON)
+                while not has_come.is_set():
+                    act = "/v1/policies/cartpole/act"
+                    reply = await many.post(act, content=slowly(), headers=JSON)
                     assert reply.status_code == 200, reply.text
 
             async def look() -> None:
                 while len(await asyncio.to_thread(service.replica_pids)) < 2:
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(0.5)
                 has_come.set()
 
-            await asyncio.gather(look(), *(one() for _ in range(48)))
+            await asyncio.gather(look(), *(one() for _ in range(32)))
 
     def both_have_acted() -> bool:
         ask(client, "cartpole", [0.0] * 4, 10)
