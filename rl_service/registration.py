@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rl_service.config.settings import Settings
 from rl_service.errors import RLServiceError
-from rl_service.policies.references import as_policy_name
 from rl_service.policies.registry import (
     REGISTRY_FOLDER,
     REGISTRY_VARIABLE,
@@ -43,11 +42,16 @@ def register_bundle(
     Returns:
         The version; None if it could not be registered, which ends no run.
     """
+<<<<<<< HEAD
     name = as_policy_name(settings.env.id, settings.model.name, settings.algorithm.name)
     given = settings.tracking.registry or os.environ.get(REGISTRY_VARIABLE)
     root = given or str(Path(output_dir or settings.tracking.output_dir, REGISTRY_FOLDER))
     try:
         return PolicyRegistry(root).register(bundle, name)
+=======
+    try:
+        return PolicyRegistry(_root(run)).register(run.bundle_path)
+>>>>>>> serve
     except RLServiceError as error:
         notify(f"the best policy is not in the registry: {error}")
         return None

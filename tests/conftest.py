@@ -52,14 +52,21 @@ def write_untrained_bundle(
     max_episode_steps: int | None = None,
     seed: int = 0,
     evaluation: dict[str, JsonValue] | None = None,
+    change: Callable[[ActorCritic], None] | None = None,
 ) -> ActorCritic:
-    """Writes a bundle whose net has the weights that it starts with; returns that net."""
+    """Writes a bundle whose net has the weights that it starts with, changed if asked for.
+
+    Returns:
+        That net.
+    """
     env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps)
     observation_space, action_space = env_spaces(env)
     size = observation_space.shape[0]
     torch.manual_seed(seed)
     spec = ActionSpec.from_space(action_space)
     net = build_actor_critic(model or MLPConfig(), size, spec)
+    if change is not None:
+        change(net)
     write_bundle(
         path,
         net=net,

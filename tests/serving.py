@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rl_service.serving.metrics import ServingMetrics
 from rl_service.serving.security import Tokens
 from rl_service.serving.service import Service
 from rl_service.serving.shared import SharedState
+from rl_service.serving.sources import PolicySource
 
 
 class LocalShared:
@@ -52,8 +54,15 @@ class Versions:
         self.given_up.append(version)
 
 
+def break_parity(folder: Path) -> None:
+    """Lets a bundle tell other outputs than its net has."""
+    spec = json.loads((folder / "policy.json").read_text())
+    spec["parity"]["dist_inputs"][0][0] += 1.0
+    (folder / "policy.json").write_text(json.dumps(spec))
+
+
 async def build_local(
-    *sources: Versions,
+    *sources: PolicySource,
     limits: Limits | None = None,
     tokens: Tokens | None = None,
     canary: float = 0.0,
@@ -62,7 +71,7 @@ async def build_local(
     limits = limits or Limits()
     shared, metrics = LocalShared(limits), ServingMetrics()
     engine = Engine(sources, limits, shared, metrics, canary)
-    await engine.start()
+    await engine.rollouts.start()
     service = Service(engine, shared, limits)
     api = Api(service, shared, tokens or Tokens(None, {}), metrics, "local")
     return api.build(), engine, shared

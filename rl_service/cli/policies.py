@@ -93,6 +93,29 @@ def show_policy(policy: _Reference, root: _Root = None, as_json: _Json = False) 
         typer.echo(json.dumps({"registry": registry.root, **facts}))
 
 
+@policies.command("register")
+def register_policy(
+    folder: Annotated[Path, typer.Argument(help="A bundle: policy.json and what belongs to it.")],
+    name: Annotated[
+        str | None, typer.Option(help="Of the policy; else ENV-MODEL-ALGORITHM, as training does.")
+    ] = None,
+    alias: Annotated[str | None, typer.Option(help="Also give it this alias.")] = None,
+    root: _Root = None,
+) -> None:
+    """Put a bundle folder into the registry, as the next version of its name."""
+    from rl_service.policies.references import check_alias
+    from rl_service.policies.registry import PolicyRegistry
+
+    if alias is not None:
+        check_alias(alias)  # before anything is written
+    registry = PolicyRegistry(root)
+    version = registry.register(folder, name)
+    if alias is not None:
+        version = registry.promote(version.name, version.version, alias)
+    aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
+    typer.echo(f"{version.name}:{version.version}{aliases} is in the registry {registry.root}")
+
+
 @policies.command("promote")
 def promote_policy(
     policy: _Reference,

@@ -28,3 +28,11 @@ def bundle_sha256(folder: Path) -> str:
             f"{', '.join(BUNDLE_FILES)}"
         ) from error
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def is_whole_bundle(folder: Path, sha256: str) -> bool:
+    """Whether a folder holds the bundle with that digest, nothing of it missing or changed."""
+    try:
+        return bundle_sha256(folder) == sha256
+    except BundleError:
+        return False

@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rl_service.config.text import nearest
 from rl_service.errors import RegistryError
 from rl_service.policies.files import bundle_sha256
 from rl_service.policies.history import Aliases, Entry, History, Registered
-from rl_service.policies.references import check_alias, check_name, parse_reference
+from rl_service.policies.references import (
+    as_policy_name,
+    check_alias,
+    check_name,
+    parse_reference,
+)
 from rl_service.policies.replace import replacing_folder
 from rl_service.policies.storage import copy_bundle, open_storage
+
+if TYPE_CHECKING:
+    from rl_service.policies.spec import PolicySpec
 
 REGISTRY_VARIABLE = "RL_SERVICE_REGISTRY"
 REGISTRY_FOLDER = "policies"
@@ -74,20 +82,27 @@ class PolicyRegistry:
         """The version of each alias; lists one folder and reads one small file."""
         return self._history(name).aliases() or self._unknown(name)
 
-    def register(self, bundle: Path, name: str) -> PolicyVersion:
+    def register(self, bundle: Path, name: str | None = None) -> PolicyVersion:
         """Adds a version, and moves `best` to it if it scores higher than the one that has it.
 
         Scores in another environment are not compared. A bundle that the name has already is not
-        added again.
+        added again; what the registry keeps of it is mended if it was damaged.
+
+        Args:
+            bundle: its folder.
+            name: None takes the one that training gives: environment, model and algorithm.
 
         Raises:
             BundleError: if the bundle is damaged or fails its parity check.
         """
         from rl_service.policies.bundle import load_bundle  # torch takes seconds to load
 
-        history = self._history(name)
+        if name is not None:
+            check_name(name)
         sha256 = bundle_sha256(bundle)
         spec = load_bundle(bundle).spec
+        name = name or _default_name(spec)
+        history = self._history(name)
         score = spec.evaluation.get("episode_return_mean")
         self._storage.put_bundle(bundle, f"{name}/bundles/{sha256}", sha256)
 
@@ -216,6 +231,12 @@ class PolicyRegistry:
             return None if aliases == before else Entry(aliases=aliases)
 
         self._history(name).append(entry)
+
+
+def _default_name(spec: PolicySpec) -> str:
+    algorithm = spec.provenance.get("algorithm")
+    parts = [spec.env.id, spec.model.name]
+    return as_policy_name(*parts, *([algorithm] if isinstance(algorithm, str) else []))
 
 
 def _is_name(text: str) -> bool:

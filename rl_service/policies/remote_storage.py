@@ -7,7 +7,6 @@ the same moment both may believe that they were first, and one change of aliases
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -15,11 +14,17 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from rl_service.errors import BundleError, RegistryError
-from rl_service.policies.files import BUNDLE_FILES, bundle_sha256
-from rl_service.policies.storage import LocalStorage, Storage, check_digest, registry_errors
+from rl_service.errors import RegistryError
+from rl_service.policies.files import BUNDLE_FILES, is_whole_bundle
+from rl_service.policies.storage import (
+    LocalStorage,
+    Storage,
+    cache_bundle,
+    cache_folder,
+    check_digest,
+    registry_errors,
+)
 
-CACHE_FOLDER = "~/.cache/rl-service/policies"
 _create_lock = threading.Lock()  # `memory://` looks first and writes then, and lives in one process
 
 
@@ -89,16 +94,13 @@ class RemoteStorage:
             check_digest(bundle, bundle, sha256)
 
     def get_bundle(self, folder: str, sha256: str) -> Path:
-        cache = Path(CACHE_FOLDER).expanduser()
-        cached = cache / sha256
-        if _is_whole(cached, sha256):
+        cached = cache_folder() / sha256
+        if is_whole_bundle(cached, sha256):
             return cached
-        shutil.rmtree(cached, ignore_errors=True)  # damaged, if there is one
         with tempfile.TemporaryDirectory() as downloaded:
             self._download(folder, Path(downloaded))
             check_digest(Path(downloaded), f"{self._uri}/{folder}", sha256)
-            LocalStorage(cache).put_bundle(Path(downloaded), sha256, sha256)
-        return cached
+            return cache_bundle(Path(downloaded), sha256)
 
     def _download(self, folder: str, target: Path) -> None:
         with registry_errors(self._uri):
@@ -107,10 +109,3 @@ class RemoteStorage:
 
     def _full(self, path: str) -> str:
         return f"{self._path}/{path}" if path else self._path
-
-
-def _is_whole(folder: Path, sha256: str) -> bool:
-    try:
-        return bundle_sha256(folder) == sha256
-    except BundleError:
-        return False

@@ -31,13 +31,13 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             yield staged
             for file in [*staged.iterdir(), staged]:
                 sync_to_disk(file)
-            _swap_in(staged, path)
+            swap_in(staged, path)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         sync_to_disk(path.parent)
 
 
-def _swap_in(staged: Path, path: Path) -> None:
+def swap_in(staged: Path, path: Path) -> None:
     """Puts `staged` at `path`; what stood there is then at `staged`."""
     if not path.exists():
         staged.rename(path)

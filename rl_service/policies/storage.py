@@ -18,10 +18,14 @@ from typing import Protocol
 from rl_service.config.text import one_line
 from rl_service.errors import BundleError, RegistryError, RLServiceError
 from rl_service.files import sync_to_disk
-from rl_service.policies.files import BUNDLE_FILES, bundle_sha256
+from rl_service.policies.files import BUNDLE_FILES, bundle_sha256, is_whole_bundle
+from rl_service.policies.replace import swap_in
 
+CACHE_FOLDER = "~/.cache/rl-service/policies"
+_WRITING, _COPYING = ".writing-", ".copying-"
+"""Names of what is not whole yet begin so."""
 _ABANDONED_S = 24 * 3600.0
-"""Age at which half a copy can only be what a killed process left."""
+"""Age at which half a file or copy can only be what a killed process left."""
 
 
 class Storage(Protocol):
@@ -37,7 +41,7 @@ class Storage(Protocol):
         """Writes a file, whole or not at all; False if there is another one already."""
 
     def put_bundle(self, bundle: Path, folder: str, sha256: str) -> None:
-        """Copies a bundle into a folder that is named after its digest.
+        """Copies a bundle into a folder that is named after its digest, or mends what is there.
 
         Raises:
             BundleError: if the bundle has not that digest, or changes meanwhile.
@@ -108,7 +112,8 @@ class LocalStorage:
         target = self._root / path
         with registry_errors(self._root):
             target.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
+            _remove_abandoned(target.parent)
+            handle, name = tempfile.mkstemp(prefix=_WRITING, dir=target.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)
@@ -128,14 +133,13 @@ class LocalStorage:
         with registry_errors(self._root):
             target.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(target.parent)
-            if target.exists():
+            if is_whole_bundle(target, sha256):
                 return
-            staged = Path(tempfile.mkdtemp(prefix=".copying-", dir=target.parent))
+            staged = Path(tempfile.mkdtemp(prefix=_COPYING, dir=target.parent))
             try:
                 copy_bundle(bundle, staged, sha256)
                 staged.chmod(0o755)  # mkdtemp makes folders that only their owner may enter
-                with contextlib.suppress(FileExistsError):
-                    _rename(staged, target)
+                _put_in_place(staged, target, sha256)
             finally:
                 shutil.rmtree(staged, ignore_errors=True)
             sync_to_disk(target.parent)
@@ -169,18 +173,46 @@ def check_digest(folder: Path, source: object, sha256: str) -> None:
         )
 
 
-def _rename(staged: Path, target: Path) -> None:
-    """Renames a folder; a FileExistsError means that another process was first."""
+def cache_folder() -> Path:
+    """Where this machine keeps copies of bundles, each in a folder named after its digest."""
+    return Path(CACHE_FOLDER).expanduser()
+
+
+def cache_bundle(bundle: Path, sha256: str) -> Path:
+    """The cache's copy of a bundle, made now if there is none.
+
+    Raises:
+        BundleError: if the bundle has not that digest, or changes meanwhile.
+        RegistryError: if the cache cannot be written.
+    """
+    cache = cache_folder()
+    try:
+        LocalStorage(cache).put_bundle(bundle, sha256, sha256)
+    except RegistryError as error:
+        raise RegistryError(
+            f"{cache}, where copies of bundles are kept, cannot be written: "
+            f"{one_line(error.__cause__)}; mend that, or set HOME to another folder"
+        ) from error
+    return cache / sha256
+
+
+def _put_in_place(staged: Path, target: Path, sha256: str) -> None:
+    """Renames a folder; one that is there already is replaced if it is damaged."""
     try:
         staged.rename(target)
-    except OSError as error:
-        if target.is_dir():  # the same content, so nothing is lost
-            raise FileExistsError(target) from error
-        raise
+    except OSError:
+        if is_whole_bundle(target, sha256):  # another process was first
+            return
+        if not target.is_dir():
+            raise
+        swap_in(staged, target)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    for path in folder.glob(".copying-*"):
+    """Clears what killed processes left; another process may be doing the same."""
+    for path in folder.iterdir():
+        if not path.name.startswith((_WRITING, _COPYING)):
+            continue
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

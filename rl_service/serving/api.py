@@ -193,7 +193,7 @@ class Api:
         return await self._service.policy(request.path_params["name"])
 
     async def _healthz(self, request: Request, request_id: str) -> Reply:
-        await self._service.engine.check_health()
+        await self._service.engine.loader.check_health()
         return {"status": "ok"}
 
     async def _metrics_page(self, request: Request, request_id: str) -> Response:

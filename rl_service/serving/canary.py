@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Literal
 
@@ -16,8 +16,10 @@ MIN_SECONDS = 10.0
 """That it must have been on trial."""
 MIN_COMPARED = 30
 """Requests of either version before their latencies are compared."""
-MAX_ERROR_SHARE = 0.01
-"""So that a failure among the first hundred ends the trial."""
+REQUESTS_PER_ERROR = 100
+"""A failure among so many requests ends the trial."""
+KEPT_LATENCIES = 500
+"""Of either version, the last ones."""
 MAX_SLOWDOWN, ALLOWED_MS = 2.0, 5.0
 """Its median latency may be so many times that of the old version, and this much more."""
 
@@ -28,19 +30,26 @@ class Canary:
     Args:
         version: the new one.
         share: of the requests, above 0 and at most 1.
+        before: latencies of the old version ahead of the trial, in seconds; they count where it
+            answers too little during the trial, as with a share of 1.
         clock: seconds.
     """
 
     def __init__(
-        self, version: int, share: float, clock: Callable[[], float] = time.monotonic
+        self,
+        version: int,
+        share: float,
+        before: Iterable[float] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.version = version
         self._share, self._clock = share, clock
         self._started_at = clock()
         self._due = 0.0
         self._num_requests = self._num_errors = 0
-        self._old_s: deque[float] = deque(maxlen=500)
-        self._new_s: deque[float] = deque(maxlen=500)
+        self._before_s = list(before)
+        self._old_s: deque[float] = deque(maxlen=KEPT_LATENCIES)
+        self._new_s: deque[float] = deque(maxlen=KEPT_LATENCIES)
 
     def takes_next(self) -> bool:
         """Whether the next request goes to the new version: evenly spread, not by chance."""
@@ -51,7 +60,7 @@ class Canary:
         return True
 
     def answered(self, version: int, seconds: float) -> None:
-        """A version has answered a request."""
+        """The new version, or the old one, has answered a request."""
         if version == self.version:
             self._num_requests += 1
             self._new_s.append(seconds)
@@ -64,11 +73,15 @@ class Canary:
         self._num_errors += 1
 
     def verdict(self) -> Verdict:
-        if self._num_errors > MAX_ERROR_SHARE * self._num_requests:
+        if self._num_errors and self._num_errors * REQUESTS_PER_ERROR >= self._num_requests:
             return "errors"
-        if min(len(self._old_s), len(self._new_s)) >= MIN_COMPARED:
-            allowed = MAX_SLOWDOWN * median(self._old_s) + ALLOWED_MS / 1000.0
-            if median(self._new_s) > allowed:
-                return "slow"
+        if self._is_slow():
+            return "slow"
         long_enough = self._clock() - self._started_at >= MIN_SECONDS
         return "passed" if long_enough and self._num_requests >= MIN_REQUESTS else "running"
+
+    def _is_slow(self) -> bool:
+        old_s = self._old_s if len(self._old_s) >= MIN_COMPARED else self._before_s
+        if min(len(old_s), len(self._new_s)) < MIN_COMPARED:
+            return False
+        return median(self._new_s) > MAX_SLOWDOWN * median(old_s) + ALLOWED_MS / 1000.0

@@ -9,8 +9,8 @@ import numpy as np
 
 from rl_service import __version__
 from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
-from rl_service.serving.engine import Loaded
 from rl_service.serving.limits import Limits
+from rl_service.serving.loading import Loaded
 
 Schema = dict[str, Any]
 _ERROR_STATUSES = {

@@ -15,9 +15,10 @@ from custom_models.history import History
 from custom_models.spaces import FloatArray
 from rl_service.errors import ObservationError
 from rl_service.policies.runner import Actions
-from rl_service.serving.engine import Engine, Loaded
+from rl_service.serving.engine import Engine
 from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
+from rl_service.serving.loading import Loaded
 from rl_service.serving.memory import Memory
 from rl_service.serving.schemas import (
     OpenSession,
@@ -105,6 +106,7 @@ class Service:
             obs,
             request.deterministic,
             lambda asked: _history(asked, asked.memory, request.history, obs),
+            pinned=version is not None,
         )
         reply = _act_reply(loaded, actions, single, carried=request.value)
         if request.value:
@@ -133,7 +135,9 @@ class Service:
             loaded = await self.engine.pinned(name, version)
         try:
             await self.engine.keeper(loaded, request.value)  # refuses before anything is open
-            session_id = await self._shared.open_session(name, loaded.version, request.value)
+            session_id = await self._shared.open_session(
+                name, loaded.version, request.value, version is not None
+            )
         except TooManySessions as full:
             raise RequestError(
                 503,
@@ -195,7 +199,8 @@ class Service:
     async def _step(
         self, state: SessionState, body: bytes, identity: str
     ) -> tuple[Reply, SessionState]:
-        loaded = await self.engine.of_session(state.policy, state.version)
+        find = self.engine.pinned if state.pinned else self.engine.of_session
+        loaded = await find(state.policy, state.version)
         shape = loaded.policy.observation_shape
         request = read_body(session_act_body(len(shape)), body, _expected(shape, session=True))
         obs = as_array([request.observation], shape, "observation")  # (1, *shape)
@@ -210,6 +215,7 @@ class Service:
             lambda asked: (
                 asked.memory.history(state.memory, flat) if asked.memory.num_earlier else None
             ),
+            pinned=state.pinned,
         )
         reply = _act_reply(answered, actions, single=True) | {"step": state.num_steps}
         if state.with_value:
@@ -226,6 +232,7 @@ class Service:
             last_request_id=identity,
             last_reply=json.dumps(reply).encode(),
             with_value=state.with_value,
+            pinned=state.pinned,
         )
         return reply, after
 
@@ -235,10 +242,11 @@ class Service:
         obs: FloatArray,
         deterministic: bool,
         remember: Callable[[Loaded], History | None],
+        pinned: bool,
     ) -> tuple[Loaded, Actions]:
         try:
             return await self.engine.act(
-                loaded, obs, deterministic=deterministic, remember=remember
+                loaded, obs, deterministic=deterministic, remember=remember, pinned=pinned
             )
         except ObservationError as error:
             raise RequestError(422, "invalid_observation", str(error)) from error

@@ -33,6 +33,8 @@ class SessionState(NamedTuple):
     """To that request."""
     with_value: bool
     """Whether the replies tell the critic's value; its history is kept, then."""
+    pinned: bool
+    """Whether the client asked for this version: no other one answers, then."""
 
 
 class TooManySessions(Exception):
@@ -71,7 +73,9 @@ class SessionTable:
         self._forget_expired()
         return len(self._sessions)
 
-    def open(self, policy: str, version: int, with_value: bool = False) -> str:
+    def open(
+        self, policy: str, version: int, with_value: bool = False, pinned: bool = False
+    ) -> str:
         """Id of a new session.
 
         Raises:
@@ -82,7 +86,8 @@ class SessionTable:
             oldest = next(iter(self._sessions.values()))
             raise TooManySessions(max(1, round(oldest.expires_at - self._clock())))
         session_id = secrets.token_urlsafe(_ID_BYTES)
-        self._put(session_id, SessionState(policy, version, 0, b"", 0.0, "", b"", with_value))
+        state = SessionState(policy, version, 0, b"", 0.0, "", b"", with_value, pinned)
+        self._put(session_id, state)
         return session_id
 
     def read(self, session_id: str) -> SessionState | None:

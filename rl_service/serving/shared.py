@@ -42,8 +42,8 @@ class SharedState:
         self._rejected: dict[str, set[int]] = {}
         self._pages: dict[str, tuple[float, str]] = {}
 
-    def open_session(self, policy: str, version: int, with_value: bool) -> str:
-        return self._sessions.open(policy, version, with_value)
+    def open_session(self, policy: str, version: int, with_value: bool, pinned: bool) -> str:
+        return self._sessions.open(policy, version, with_value, pinned)
 
     def read_session(self, session_id: str) -> SessionState | None:
         return self._sessions.read(session_id)
@@ -90,7 +90,9 @@ class SharedState:
 class Shared(Protocol):
     """`SharedState` from another process: the same methods, to be awaited."""
 
-    async def open_session(self, policy: str, version: int, with_value: bool) -> str: ...
+    async def open_session(
+        self, policy: str, version: int, with_value: bool, pinned: bool
+    ) -> str: ...
 
     async def read_session(self, session_id: str) -> SessionState | None: ...
 

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from rl_service.errors import SettingsError
+from rl_service.errors import RegistryError, SettingsError
 from rl_service.files import as_folder_name
+from rl_service.policies.files import BUNDLE_FILES, bundle_sha256, is_whole_bundle
 from rl_service.policies.locate import find_policy
 from rl_service.policies.references import ZOO, Reference, parse_reference
 from rl_service.policies.registry import PRODUCTION, PolicyRegistry
+from rl_service.policies.storage import cache_bundle, cache_folder
 
+_DIGITS = 7
+"""Of a digest, hexadecimal: as many as fit into a version of nine decimal digits."""
 _RENAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})=(?P<reference>.+)")
 
 
@@ -36,8 +40,8 @@ class PolicySource(Protocol):
         """The version has failed its trial: what chose it shall choose the one that serves."""
 
 
-class FolderSource:
-    """A bundle that never changes: a folder, or a policy of the zoo.
+class ZooSource:
+    """A policy that ships with the package, and never changes.
 
     Args:
         name: in the routes.
@@ -58,6 +62,66 @@ class FolderSource:
 
     def give_up(self, version: int, serves: int) -> None:
         """There is no other version."""
+
+
+class FolderSource:
+    """A bundle in a folder, which may be replaced by another one at any time.
+
+    The version is the beginning of the bundle's digest, as a number: all replicas agree on it,
+    and it tells two bundles apart whatever their files are called or dated. A version is served
+    from a copy in the cache, so that it stays what it is while the folder changes.
+
+    Args:
+        name: in the routes.
+        path: of the bundle.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self._path = name, path
+        self._stamp: list[tuple[int, int, int]] = []
+        self._wanted = 0
+        self._digests: dict[int, str] = {}
+        """Of the versions that the folder has held."""
+
+    def wanted(self) -> int:
+        """Reads the whole bundle only if its files have changed.
+
+        Raises:
+            BundleError: if one of them is missing.
+        """
+        stamp = _stamp(self._path)
+        if stamp != self._stamp or not stamp:
+            self._note(bundle_sha256(self._path))
+            self._stamp = stamp
+        return self._wanted
+
+    def knows(self, version: int) -> bool:
+        return version in self._digests
+
+    def fetch(self, version: int) -> Path:
+        """The copy of a version; another replica may have made it, and the folder moved on.
+
+        Raises:
+            RegistryError: if there is none, and the folder holds another bundle.
+        """
+        known = self._digests.get(version)
+        for copy in sorted(cache_folder().glob(known or f"{_beginning(version)}*")):
+            if is_whole_bundle(copy, copy.name):
+                return copy
+        sha256 = bundle_sha256(self._path)
+        if _version_of(sha256) != version:
+            raise RegistryError(
+                f"{self._path} holds another bundle than version {version} of {self.name} now; "
+                f"ask for the newest"
+            )
+        return cache_bundle(self._path, sha256)
+
+    def give_up(self, version: int, serves: int) -> None:
+        """The folder is its owner's; the version is not tried again until the folder changes."""
+
+    def _note(self, sha256: str) -> None:
+        self._wanted = _version_of(sha256)
+        self._digests[self._wanted] = sha256
 
 
 class RegistrySource:
@@ -128,10 +192,30 @@ def _source(policy: str, registry: PolicyRegistry) -> PolicySource:
     reference = renamed["reference"] if renamed else policy
     kind, _, rest = reference.partition(":")
     if kind == ZOO or "/" in reference or Path(reference).is_dir():
-        path = find_policy(reference)
-        default = rest if kind == ZOO else as_folder_name(path.resolve().name)
-        return FolderSource(renamed["name"] if renamed else default, path.resolve())
+        path = find_policy(reference).absolute()
+        if kind == ZOO:
+            return ZooSource(renamed["name"] if renamed else rest, path)
+        default = as_folder_name(path.resolve().name)
+        return FolderSource(renamed["name"] if renamed else default, path)
     name = renamed["name"] if renamed else parse_reference(reference).name
     source = RegistrySource(name, reference, registry)
     source.wanted()
     return source
+
+
+def _version_of(sha256: str) -> int:
+    return 1 + int(sha256[:_DIGITS], 16)
+
+
+def _beginning(version: int) -> str:
+    """Of the digest that a version stands for."""
+    return f"{version - 1:0{_DIGITS}x}"
+
+
+def _stamp(folder: Path) -> list[tuple[int, int, int]]:
+    """Changes whenever the files of a bundle do; empty if one cannot be read."""
+    try:
+        files = [(folder / name).stat() for name in BUNDLE_FILES]
+    except OSError:
+        return []
+    return [(file.st_ino, file.st_mtime_ns, file.st_size) for file in files]

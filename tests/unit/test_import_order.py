@@ -48,7 +48,7 @@ ORDER = [
     ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
     ["rl_service.best_policy", "rl_service.trainer"],
     ["rl_service.training"],
-    # Serving; only the two files at its end know Ray.
+    # Serving; only exposure and the two files at its end know Ray.
     [
         "rl_service.serving",
         "rl_service.serving.errors",
@@ -56,9 +56,11 @@ ORDER = [
         "rl_service.serving.logs",
         "rl_service.serving.metrics",
         "rl_service.serving.canary",
-        "rl_service.serving.client",
+        "rl_service.serving.calls",
         "rl_service.serving.page",
     ],
+    ["rl_service.serving.async_client"],
+    ["rl_service.serving.client"],
     ["rl_service.serving.schemas", "rl_service.serving.security", "rl_service.serving.sessions"],
     [
         "rl_service.serving.batching",
@@ -66,9 +68,11 @@ ORDER = [
         "rl_service.serving.shared",
         "rl_service.serving.sources",
     ],
+    ["rl_service.serving.loading"],
+    ["rl_service.serving.rollouts"],
     ["rl_service.serving.engine"],
     ["rl_service.serving.openapi", "rl_service.serving.service"],
-    ["rl_service.serving.api"],
+    ["rl_service.serving.api", "rl_service.serving.exposure"],
     ["rl_service.serving.deployment"],
     ["rl_service.serving.server"],
     ["rl_service.cli"],
@@ -83,6 +87,7 @@ USES_RAY = (
     "rl_service.probes",
     "rl_service.ray_session",
     "rl_service.serving.deployment",
+    "rl_service.serving.exposure",
     "rl_service.serving.server",
 )
 

@@ -51,7 +51,10 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
         "evaluate",
         "serve",
         "doctor",
-        *(f"policies {verb}" for verb in ("list", "show", "promote", "rollback", "export")),
+        *(
+            f"policies {verb}"
+            for verb in ("list", "show", "register", "promote", "rollback", "export")
+        ),
     ],
 )
 def test_every_command_is_shown_and_has_the_flags_that_are_shown(verb: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +56,8 @@ class Start:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                # The cache of served folders lies below HOME.
+                env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(self.folder)},
                 text=True,
                 start_new_session=True,
             )
@@ -94,6 +95,13 @@ def start() -> Iterator[Start]:
     yield starter
     starter.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def descendants(pid: int) -> list[int]:

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import AsyncPolicyClient, PolicyServiceError
 from tests.conftest import WriteTestBundle
-from tests.integration.serving.conftest import TOKEN, Running, Start, descendants
+from tests.integration.serving.conftest import TOKEN, Running, Start, descendants, wait_until
 
 JSON = {"Content-Type": "application/json"}
 LANDER = EnvSettings(id="LunarLander-v3", max_episode_steps=40)
@@ -61,13 +61,6 @@ def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Runnin
 
 def replicas_in(metrics: str) -> set[str]:
     return set(re.findall('replica="(.*?)"', metrics))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_the_printed_curl_answers_with_an_action(service: Running) -> None:

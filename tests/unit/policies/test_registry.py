@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,10 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from rl_service.errors import BundleError, OutputError, RegistryError
-from rl_service.policies import load_bundle
+from rl_service.policies import load_bundle, replace
+from rl_service.policies.files import bundle_sha256
+from rl_service.policies.locate import ZOO_FOLDER
 from rl_service.policies.registry import PolicyRegistry, PolicyVersion
 from tests.conftest import WriteTestBundle
 from tests.unit.runs.test_kill_while_saving import run_and_kill_at
@@ -330,12 +334,7 @@ def test_two_processes_that_register_at_once_lose_nothing(tmp_path: Path, bundle
     assert {load_bundle(registry.fetch(version)).spec.env.id for version in versions}
 
 
-@pytest.mark.parametrize("scheme", ["", "memory:/"])
-def test_threads_that_promote_at_once_each_leave_their_mark(
-    tmp_path: Path, bundle: Bundles, scheme: str
-) -> None:
-    registry = PolicyRegistry(f"{scheme}{tmp_path}/registry")
-    registry.register(bundle(), NAME)
+def promote_at_once(registry: PolicyRegistry) -> None:
     threads = [
         threading.Thread(target=registry.promote, args=(NAME, 1, f"alias-{i}")) for i in range(8)
     ]
@@ -343,6 +342,15 @@ def test_threads_that_promote_at_once_each_leave_their_mark(
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["", "memory:/"])
+def test_threads_that_promote_at_once_each_leave_their_mark(
+    tmp_path: Path, bundle: Bundles, scheme: str
+) -> None:
+    registry = PolicyRegistry(f"{scheme}{tmp_path}/registry")
+    registry.register(bundle(), NAME)
+    promote_at_once(registry)
     assert registry.aliases(NAME) == {"best": 1} | {f"alias-{i}": 1 for i in range(8)}
 
 
@@ -372,10 +380,79 @@ def test_a_kill_at_any_moment_of_a_registration_leaves_the_old_or_the_new_state(
 def test_what_a_killed_process_left_goes_after_a_day(tmp_path: Path, bundle: Bundles) -> None:
     registry = PolicyRegistry(str(tmp_path / "registry"))
     registry.register(bundle(1), NAME)
-    folder = tmp_path / "registry" / NAME / "bundles"
+    bundles, history = (tmp_path / "registry" / NAME / name for name in ("bundles", "history"))
     for name, age_s in (("old", 2 * 86400), ("young", 60)):
-        path = folder / f".copying-{name}"
-        path.mkdir()
-        os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+        (bundles / f".copying-{name}").mkdir()
+        (history / f".writing-{name}").touch()
+        for path in (bundles / f".copying-{name}", history / f".writing-{name}"):
+            os.utime(path, (path.stat().st_mtime - age_s,) * 2)
     registry.register(bundle(2), NAME)
-    assert [path.name for path in folder.glob(".*")] == [".copying-young"]
+    assert [path.name for path in bundles.glob(".*")] == [".copying-young"]
+    assert [path.name for path in history.glob(".*")] == [".writing-young"]
+    assert len(registry.versions(NAME)) == 2
+
+
+def test_threads_that_clear_at_once_disturb_nobody(tmp_path: Path, bundle: Bundles) -> None:
+    registry = PolicyRegistry(str(tmp_path / "registry"))
+    registry.register(bundle(), NAME)
+    history = tmp_path / "registry" / NAME / "history"
+    for number in range(200):
+        path = history / f".writing-{number}"
+        path.touch()
+        os.utime(path, (0, 0))
+    promote_at_once(registry)
+    assert list(history.glob(".*")) == []
+
+
+def damage(folder: Path, kind: str) -> None:
+    weights = folder / "policy.safetensors"
+    if kind == "missing":
+        weights.unlink()
+    elif kind == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-20])
+    elif kind == "changed":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    else:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "changed", "gone"])
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_damaged_bundle_is_mended_by_registering_it_again(
+    kind: str,
+    can_exchange: bool,
+    tmp_path: Path,
+    bundle: Bundles,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(replace, "_exchange", lambda first, second: False)
+    registry = PolicyRegistry(str(tmp_path / "registry"))
+    version = registry.register(bundle(), NAME)
+    folder = registry.fetch(version)
+    damage(folder, kind)
+    assert registry.register(bundle(), NAME) == version
+    assert bundle_sha256(registry.fetch(version)) == version.sha256
+    load_bundle(folder)
+    assert os.listdir(folder.parent) == [version.sha256]  # and nothing else is left
+    assert len(registry.versions(NAME)) == 1
+
+
+def test_a_damaged_bundle_elsewhere_is_mended_too(
+    tmp_path: Path, bundle: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    registry = PolicyRegistry("memory://mended")
+    version = registry.register(bundle(), NAME)
+    path = f"/mended/{NAME}/bundles/{version.sha256}/policy.safetensors"
+    fsspec.filesystem("memory").pipe_file(path, b"half")
+    with pytest.raises(BundleError, match="damaged"):
+        registry.fetch(version)
+    registry.register(bundle(), NAME)
+    load_bundle(registry.fetch(version))
+
+
+def test_a_bundle_is_registered_under_what_it_is(tmp_path: Path, bundle: Bundles) -> None:
+    registry = PolicyRegistry(str(tmp_path / "registry"))
+    assert registry.register(bundle()).name == "cartpole-v1-mlp"  # by no algorithm
+    assert registry.register(ZOO_FOLDER / "lunarlander").name == "lunarlander-v3-gpt2_critic-ppo"

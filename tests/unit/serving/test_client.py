@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import numpy as np
@@ -93,3 +95,40 @@ def test_its_patience_ends(ask: Act) -> None:
 
     with pytest.raises(PolicyServiceError, match="refused"):
         ask(handler)
+
+
+def sent(**arguments: Any) -> list[Any]:
+    """Bodies of `act` and `act_batch`, of both clients."""
+    bodies: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json=REPLY | {"actions": [0, 1], "log_prob": -1.0})
+
+    async def play() -> None:
+        async with AsyncPolicyClient(
+            "http://test", transport=httpx.MockTransport(handler)
+        ) as client:
+            await client.act("p", [0.0, 0.5], **arguments)
+            await client.act_batch("p", [[0.0, 0.5]], **arguments)
+
+    with PolicyClient("http://test", transport=httpx.MockTransport(handler)) as client:
+        client.act("p", [0.0, 0.5], **arguments)
+        client.act_batch("p", [[0.0, 0.5]], **arguments)
+    asyncio.run(play())
+    return bodies
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        {"observations": np.array([[1, 0.5]], np.float32), "actions": np.array([1])},
+        {"observations": [np.array([1.0, 0.5])], "actions": [np.int64(1)]},
+        {"observations": ((1.0, 0.5),), "actions": (1,)},
+    ],
+    ids=["arrays", "lists of arrays", "tuples"],
+)
+def test_a_history_may_hold_arrays(history: Any) -> None:
+    as_lists = {"observations": [[1.0, 0.5]], "actions": [1]}
+    assert [body["history"] for body in sent(history=history)] == [as_lists] * 4
+    assert [body["history"] for body in sent(history=[history])] == [[as_lists]] * 4
