@@ -8,6 +8,8 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── RegistryError          a policy, version or alias that is unknown, a registry out of reach
 ├── ObservationError       an observation that a policy cannot read
 ├── BaseModelError         a base model that cannot be fetched or converted
+├── ClusterError           a cluster that does not start, is not there, or lets nobody in
+├── JobError               a job that is unknown or cannot be submitted
 ├── OutputError            a folder that cannot be written, a full disk
 └── ResourceError          more CPUs or GPUs than there are
 TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
@@ -50,6 +52,14 @@ class ObservationError(RLServiceError):
 
 class BaseModelError(RLServiceError):
     """A base model cannot be fetched or converted."""
+
+
+class ClusterError(RLServiceError):
+    """A cluster does not start, does not answer, or does not take the token."""
+
+
+class JobError(RLServiceError):
+    """A job is unknown, or cannot be submitted as it is."""
 
 
 class OutputError(RLServiceError):
