@@ -41,6 +41,7 @@ def start(
 ) -> None:
     """Start a cluster; submit, jobs and status find it by themselves."""
     from rl_service.cluster.local import start_cluster
+    from rl_service.cluster.state import token_path
     from rl_service.runs.signals import interruptible
 
     with interruptible():
@@ -54,6 +55,10 @@ def start(
     cpus = started.nodes[0].num_cpus
     typer.echo(f"{len(started.nodes)} node(s) with {cpus} CPU(s) each are up")
     typer.echo(f"dashboard and jobs: {started.dashboard_url}   Ray: {started.address}")
+    typer.echo(
+        f"for programs of your own: export RAY_ADDRESS={started.address} RAY_AUTH_MODE=token "
+        f"RAY_AUTH_TOKEN_PATH={token_path()}"
+    )
     typer.echo("try: rl-service submit --follow train -m mlp -e CartPole-v1 -ne 5")
     if as_json:
         typer.echo(json.dumps(started.model_dump()))

@@ -46,7 +46,7 @@ def list_jobs(address: Address = None, as_json: _Json = False) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("job", no_wrap=True)
     table.add_column("status")
-    table.add_column("started")
+    table.add_column("started", no_wrap=True)
     table.add_column("duration", justify="right")
     table.add_column("command")
     for job in found:
@@ -163,7 +163,7 @@ def _clock(job: Job) -> str:
     """In the time of this machine."""
     if job.started_at_s is None:
         return "–"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at_s))
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(job.started_at_s))
 
 
 def _duration(job: Job) -> str:

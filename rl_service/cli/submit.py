@@ -28,7 +28,7 @@ def submit(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ARGS]...", help="Of that command; after -- anything goes."),
+        typer.Argument(metavar="ARGS", help="Of that command; after -- anything goes."),
     ] = None,
     address: Address = None,
     name: Annotated[

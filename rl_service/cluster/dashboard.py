@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import httpx
@@ -78,7 +79,7 @@ class Dashboard:
     def _get(self, path: str) -> Any:
         try:
             response = self._client.get(self.url + path)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadTimeout) as error:
+        except (httpx.NetworkError, httpx.TimeoutException) as error:
             raise ClusterError(
                 f"no Ray cluster answers at {self.url} ({_reason(error)}); check host and port "
                 f"(the dashboard's, usually 8265), or start one here: rl-service cluster up"
@@ -112,4 +113,6 @@ class Dashboard:
 
 
 def _reason(error: httpx.HTTPError) -> str:
-    return "it takes too long" if isinstance(error, httpx.TimeoutException) else one_line(error)
+    if isinstance(error, httpx.TimeoutException):
+        return "it takes too long"
+    return re.sub(r"^\[Errno -?\d+\] ", "", one_line(error)).lower()

@@ -27,8 +27,8 @@ def ray_client(dashboard: Dashboard) -> JobSubmissionClient:
     os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"]))
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)
-    logging.getLogger("ray.dashboard.modules").setLevel(logging.WARNING)
+    for module in ("dashboard_sdk", "job.sdk"):  # the commands say it shorter
+        logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(dashboard.url, headers=dict(dashboard.headers))
     except Exception as error:  # of requests, of Ray; all of it means the same here

@@ -57,7 +57,7 @@ def resolve_target(
 
 def as_job_name(text: str) -> str:
     """Text as the first part of a job's id."""
-    return as_folder_name(text).lower()[:_LONGEST_NAME]
+    return as_folder_name(text).lower()[:_LONGEST_NAME].strip("._-") or "job"
 
 
 def needs_folder(arguments: Sequence[str]) -> bool:
