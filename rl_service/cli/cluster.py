@@ -44,14 +44,18 @@ def start(
     from rl_service.cluster.state import token_path
     from rl_service.runs.signals import interruptible
 
-    with interruptible():
-        started = start_cluster(
-            num_nodes=nodes,
-            cpus_per_node=cpus_per_node,
-            port=port,
-            dashboard_port=dashboard_port,
-            tell=lambda note: typer.echo(f"note: {note}", err=True),
-        )
+    try:
+        with interruptible():
+            started = start_cluster(
+                num_nodes=nodes,
+                cpus_per_node=cpus_per_node,
+                port=port,
+                dashboard_port=dashboard_port,
+                tell=lambda note: typer.echo(f"note: {note}", err=True),
+            )
+    except KeyboardInterrupt as error:  # typer would end without a word
+        typer.echo("error: interrupted; what had started has ended again", err=True)
+        raise typer.Exit(130) from error
     cpus = started.nodes[0].num_cpus
     typer.echo(f"{len(started.nodes)} node(s) with {cpus} CPU(s) each are up")
     typer.echo(f"dashboard and jobs: {started.dashboard_url}   Ray: {started.address}")
@@ -91,7 +95,9 @@ def end() -> None:
     if ended is None:
         typer.echo("no local cluster is up")
         return
-    typer.echo(f"ended {len(ended.nodes)} node(s)" + (f"; stopped {stopped}" if stopped else ""))
+    typer.echo(
+        f"ended {len(ended.nodes)} node(s)" + (f"; stopped {stopped} job(s)" if stopped else "")
+    )
 
 
 def _print(status: ClusterStatus) -> None:
