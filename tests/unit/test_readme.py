@@ -51,6 +51,9 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
         "evaluate",
         "serve",
         "doctor",
+        "submit",
+        *(f"cluster {verb}" for verb in ("up", "status", "down")),
+        *(f"jobs {verb}" for verb in ("list", "status", "logs", "stop")),
         *(f"policies {verb}" for verb in ("list", "show", "promote", "rollback", "export")),
     ],
 )
