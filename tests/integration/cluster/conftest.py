@@ -32,9 +32,11 @@ stop: {iterations: 2}
 evaluation: {interval: 0, num_episodes: 1, final_num_episodes: 1}
 tracking: {checkpoint_interval: 1000, tensorboard: false}
 """
-# CartPole that notes where it runs, with which code, and which secrets are there.
+STEP_VARIABLE = "RL_SERVICE_PROBE_STEP_S"
+# CartPole that notes where it runs, with which code, and which secrets are there. It can be slow,
+# so that a long training leaves the machine to the commands under test.
 PROBE = """\
-import json, os, pathlib, uuid
+import json, os, pathlib, time, uuid
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 class ProbeEnv(CartPoleEnv):
@@ -49,6 +51,10 @@ class ProbeEnv(CartPoleEnv):
         folder = pathlib.Path(os.environ["RL_SERVICE_JOB_FOLDER"], "runs", "probes")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{uuid.uuid4()}.json").write_text(json.dumps(seen))
+
+    def step(self, action):
+        time.sleep(float(os.environ.get("RL_SERVICE_PROBE_STEP_S", 0)))
+        return super().step(action)
 """
 
 

@@ -18,9 +18,16 @@ import pytest
 from rl_service.cluster.ports import ALL_INTERFACES, usable_port
 from rl_service.cluster.processes import marked_processes
 from rl_service.runs import Run
-from tests.integration.cluster.conftest import ROOT, WANDB_KEY, UserCluster, wait_for
+from tests.integration.cluster.conftest import (
+    ROOT,
+    STEP_VARIABLE,
+    WANDB_KEY,
+    UserCluster,
+    wait_for,
+)
 
 LONG = ("--set", "resources.num_env_runners=0", "-ne", "1000000")
+SLOW = {STEP_VARIABLE: "0.005"}
 
 
 def test_up_starts_nodes_that_keep_the_token_to_themselves(cluster: UserCluster) -> None:
@@ -79,7 +86,8 @@ def test_a_job_outlives_its_clients_saves_when_stopped_and_goes_on_when_resumed(
     cluster: UserCluster,
 ) -> None:
     before = set(cluster.project.glob("runs/*/*/config.yaml"))
-    detached = cluster.start("submit", "--follow", "--name", "Long one", "tiny.yaml", *LONG)
+    submit = ["submit", "--follow", "--name", "Long one", "tiny.yaml", *LONG]
+    detached = cluster.start(*submit, **SLOW)
     assert detached.stdout is not None
     [job_id] = re.findall(r"submitted (long_one-\S+)", detached.stdout.readline())
     run = Run.open(
@@ -125,10 +133,28 @@ def test_a_job_that_fails_is_told_in_its_log_and_by_the_exit_status(cluster: Use
     assert (failed["status"], failed["exit_code"]) == ("FAILED", 2)
 
 
+def test_a_cluster_elsewhere_gets_the_token_that_is_given_and_no_secrets(
+    cluster: UserCluster,
+) -> None:
+    elsewhere = {
+        "RL_SERVICE_HOME": str(cluster.home / "elsewhere"),  # whose cluster this is not
+        "RAY_API_SERVER_ADDRESS": cluster.state.dashboard_url,
+        "RAY_AUTH_TOKEN": cluster.token,
+    }
+    play = ["evaluate", "zoo:lunarlander", "-ne", "1"]
+    status, out, err = cluster.run("submit", "--follow", *play, **elsewhere)
+    assert status == 0, out + err
+    assert "1 episodes: return " in out
+    assert "note: WANDB_API_KEY not sent: all who may list jobs could read it" in err
+    assert WANDB_KEY not in cluster.api("/api/jobs/")
+
+
 def test_list_knows_all_jobs_and_beginnings_of_ids_must_be_clear(cluster: UserCluster) -> None:
     listed = cluster.ask("jobs", "list")["jobs"]
-    assert [job["status"] for job in listed] == ["FAILED", "SUCCEEDED", "STOPPED", "SUCCEEDED"]
-    assert cluster.ask("cluster", "status")["jobs"] == {"FAILED": 1, "SUCCEEDED": 2, "STOPPED": 1}
+    assert [job["status"] for job in listed] == [
+        *("SUCCEEDED", "FAILED", "SUCCEEDED", "STOPPED", "SUCCEEDED"),
+    ]
+    assert cluster.ask("cluster", "status")["jobs"] == {"FAILED": 1, "SUCCEEDED": 3, "STOPPED": 1}
     assert "train means 2 jobs: " in cluster.refusal("jobs", "status", "train")
     assert "there is no job nothing at " in cluster.refusal("jobs", "logs", "nothing")
 
@@ -207,7 +233,7 @@ def test_down_ends_all_of_the_cluster_and_nothing_else(
 ) -> None:
     state = cluster.state
     saved = set(cluster.project.glob("runs/*/*/config.yaml"))
-    [job_id] = re.findall(r"submitted (\S+)", cluster.run("submit", "tiny.yaml", *LONG)[1])
+    [job_id] = re.findall(r"submitted (\S+)", cluster.run("submit", "tiny.yaml", *LONG, **SLOW)[1])
     found = wait_for(lambda: set(cluster.project.glob("runs/*/*/config.yaml")) - saved, "run")
     run = Run.open(found.pop().parent)
     wait_for(lambda: len(run.read_progress()) > 2, "iterations")
