@@ -10,13 +10,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CLUSTER_MARK, NODE_MARK = "RL_SERVICE_CLUSTER_ID", "RL_SERVICE_CLUSTER_NODE"
 
 _PROC = Path("/proc")
-_GRACE_S = 20.0
+_GRACE_S = 20.0  # for the leaders
+_REST_S = 3.0  # for what they leave, which nobody has asked to end
 _KILL_S = 10.0
 
 
@@ -39,10 +40,10 @@ def end_processes(cluster_id: str, leaders: Iterable[int]) -> bool:
     Returns:
         Whether all have ended.
     """
-    _send(signal.SIGTERM, [pid for pid in leaders if is_running(cluster_id, pid)])
-    if _gone(cluster_id, None, _GRACE_S):
-        return True
-    return kill_processes(cluster_id)
+    asked = [pid for pid in leaders if is_running(cluster_id, pid)]
+    _send(signal.SIGTERM, asked)
+    _until(lambda: not any(is_running(cluster_id, pid) for pid in asked), _GRACE_S)
+    return _gone(cluster_id, None, _REST_S) or kill_processes(cluster_id)
 
 
 def kill_processes(cluster_id: str, node: str | None = None) -> bool:
@@ -60,8 +61,12 @@ def kill_processes(cluster_id: str, node: str | None = None) -> bool:
 
 
 def _gone(cluster_id: str, node: str | None, timeout_s: float) -> bool:
+    return _until(lambda: not marked_processes(cluster_id, node), timeout_s)
+
+
+def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while marked_processes(cluster_id, node):
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rl_service.cluster import nodes
-from rl_service.cluster.local import start_cluster
+from rl_service.cluster import local, nodes, state
+from rl_service.cluster.local import end_cluster, start_cluster
 from rl_service.cluster.ports import LOOPBACK, usable_port
+from rl_service.cluster.state import LocalCluster, Node
+from rl_service.cluster.status import cluster_status
 from rl_service.errors import ClusterError, SettingsError
 
 TOKEN_PATH = Path("/home/me/.rl-service/cluster.token")
@@ -60,8 +64,6 @@ def test_a_node_that_fails_to_start_is_told_with_its_last_error(tmp_path: Path) 
 
 
 def test_a_port_that_is_taken_is_one_line_and_0_takes_a_free_one() -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
@@ -80,18 +82,63 @@ def test_a_start_that_is_refused_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
 
 
-def test_a_head_that_does_not_start_leaves_no_process_no_folder_and_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = tmp_path / "python"  # stands for a Python whose Ray does not start
+@pytest.fixture
+def failing_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python whose Ray does not start, and leaves a process behind."""
+    fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\nsleep 100 &\necho 'OSError: no memory'\nexit 1\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(fake))
     monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path / "home"))
-    before = set(Path("/tmp").glob("rlc-*"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(local, "_TMP", tmp_path / "tmp")  # where nobody else's clusters are
+    return fake
+
+
+def start_and_fail(tell: Callable[[str], None] = print) -> None:
     with pytest.raises(ClusterError, match=r"node head .* \(OSError: no memory\)"):
-        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=tell)
+
+
+def test_a_head_that_does_not_start_leaves_no_process_no_folder_and_no_token(
+    tmp_path: Path, failing_ray: Path
+) -> None:
+    start_and_fail()
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["cluster.lock"]
-    assert set(Path("/tmp").glob("rlc-*")) <= before
+    assert list((tmp_path / "tmp").iterdir()) == []
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert str(fake) not in listed.stdout
+    assert str(failing_ray) not in listed.stdout
+
+
+def test_a_cluster_that_is_dead_is_cleaned_up_and_said(tmp_path: Path, failing_ray: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    state.create_token()
+    save_dead_cluster(dead)
+    with pytest.raises(ClusterError, match="is dead; clean up with rl-service cluster down"):
+        cluster_status()
+    told: list[str] = []
+    start_and_fail(told.append)
+    assert told[0] == "the cluster of 2030-01-01T00:00:00+00:00 was dead; cleaned up after it"
+    assert not dead.exists()
+
+
+def test_down_cleans_up_after_a_dead_cluster(tmp_path: Path, failing_ray: Path) -> None:
+    save_dead_cluster(tmp_path / "gone")
+    assert end_cluster() is not None
+    assert end_cluster() is None
+
+
+def save_dead_cluster(folder: Path) -> None:
+    state.home_folder().mkdir(exist_ok=True)
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    state.save_cluster(
+        LocalCluster(
+            id="0123",
+            address="127.0.0.1:7000",
+            dashboard_url="http://127.0.0.1:7001",
+            folder=str(folder),
+            started_at="2030-01-01T00:00:00+00:00",
+            nodes=[Node(name="head", pid=int(ended.stdout), num_cpus=2)],
+        )
+    )

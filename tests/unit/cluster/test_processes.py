@@ -52,6 +52,7 @@ def test_a_cluster_ends_with_children_and_deaf_processes_and_another_goes_on(
     start: Marked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_GRACE_S", 0.5)
+    monkeypatch.setattr(processes, "_REST_S", 0.5)
     polite, deaf = start("a", "head"), start("a", "worker-1", DEAF)
     other = start("b", "head")
     assert processes.end_processes("a", [polite, deaf])
