@@ -9,6 +9,8 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── ObservationError       an observation that a policy cannot read
 ├── BaseModelError         a base model that cannot be fetched or converted
 ├── TuningError            a tuning experiment that is missing, damaged or left no policy
+├── ClusterError           a cluster that does not start, is not there, or lets nobody in
+├── JobError               a job that is unknown or cannot be submitted
 ├── OutputError            a folder that cannot be written, a full disk
 └── ResourceError          more CPUs or GPUs than there are
 TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
@@ -55,6 +57,14 @@ class BaseModelError(RLServiceError):
 
 class TuningError(RLServiceError):
     """A tuning experiment is missing or damaged, or none of its trials left a policy."""
+
+
+class ClusterError(RLServiceError):
+    """A cluster does not start, does not answer, or does not take the token."""
+
+
+class JobError(RLServiceError):
+    """A job is unknown, or cannot be submitted as it is."""
 
 
 class OutputError(RLServiceError):

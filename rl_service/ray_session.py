@@ -57,6 +57,8 @@ def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> 
 
 def _connect(address: str) -> None:
     remedy = "start that cluster, or unset RAY_ADDRESS to train on this machine"
+    if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray itself would not say so
+        remedy += "; if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
     try:
         _knock(address)
         ray.init()

@@ -7,11 +7,14 @@ import sys
 
 import typer
 
+from rl_service.cli.cluster import cluster
 from rl_service.cli.doctor import doctor
 from rl_service.cli.evaluate import evaluate
+from rl_service.cli.jobs import jobs
 from rl_service.cli.models import models
 from rl_service.cli.policies import policies
 from rl_service.cli.serve import serve
+from rl_service.cli.submit import submit
 from rl_service.cli.train import train
 from rl_service.cli.tune import tune
 from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
@@ -39,6 +42,9 @@ app.command()(serve)
 app.command()(doctor)
 app.add_typer(models)
 app.add_typer(policies)
+app.command(context_settings={"ignore_unknown_options": True})(submit)
+app.add_typer(cluster)
+app.add_typer(jobs)
 
 
 @app.callback(invoke_without_command=True)

@@ -75,6 +75,9 @@ ORDER = [
     ["rl_service.serving.api", "rl_service.serving.exposure"],
     ["rl_service.serving.deployment"],
     ["rl_service.serving.server"],
+    # A cluster on this machine, and jobs on any; nobody above them needs either.
+    ["rl_service.cluster"],
+    ["rl_service.jobs"],
     ["rl_service.cli"],
 ]
 
@@ -86,6 +89,8 @@ USES_RAY = (
     "rl_service.training",
     "rl_service.probes",
     "rl_service.ray_session",
+    "rl_service.jobs.client",
+    "rl_service.jobs.follow",  # names the type of Ray's client
     "rl_service.serving.deployment",
     "rl_service.serving.exposure",
     "rl_service.serving.server",

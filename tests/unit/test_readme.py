@@ -49,12 +49,16 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
     [
         "train",
         "evaluate",
+        "tune",
         "serve",
         "doctor",
         *(
             f"policies {verb}"
             for verb in ("list", "show", "register", "promote", "rollback", "export")
         ),
+        "submit",
+        *(f"cluster {verb}" for verb in ("up", "status", "down")),
+        *(f"jobs {verb}" for verb in ("list", "status", "logs", "stop")),
     ],
 )
 def test_every_command_is_shown_and_has_the_flags_that_are_shown(verb: str) -> None:

@@ -1,0 +1,127 @@
+"""`rl-service cluster`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
+    from rl_service.cluster.status import ClusterStatus
+
+cluster = typer.Typer(
+    name="cluster",
+    help="Start a Ray cluster of several nodes on this machine, look at it, end it.",
+    rich_markup_mode=None,
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+
+
+@cluster.callback(invoke_without_command=True)
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@cluster.command("up")
+def start(
+    nodes: Annotated[int, typer.Option(help="Nodes: a head, and workers.")] = 2,
+    cpus_per_node: Annotated[
+        int | None, typer.Option(help="Logical CPUs of each; else the machine's, shared out.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of Ray's own processes; 0 takes a free one.")
+    ] = 6379,
+    dashboard_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of dashboard and jobs; 0 takes a free one.")
+    ] = 8265,
+    as_json: _Json = False,
+) -> None:
+    """Start a cluster; submit, jobs and status find it by themselves."""
+    from rl_service.cluster.local import start_cluster
+    from rl_service.cluster.state import token_path
+    from rl_service.runs.signals import interruptible
+
+    try:
+        with interruptible():
+            started = start_cluster(
+                num_nodes=nodes,
+                cpus_per_node=cpus_per_node,
+                port=port,
+                dashboard_port=dashboard_port,
+                tell=lambda note: typer.echo(f"note: {note}", err=True),
+            )
+    except KeyboardInterrupt as error:  # typer would end without a word
+        typer.echo("error: interrupted; what had started has ended again", err=True)
+        raise typer.Exit(130) from error
+    cpus = started.nodes[0].num_cpus
+    typer.echo(f"{len(started.nodes)} node(s) with {cpus} CPU(s) each are up")
+    typer.echo(f"dashboard and jobs: {started.dashboard_url}   Ray: {started.address}")
+    typer.echo(
+        f"for programs of your own: export RAY_ADDRESS={started.address} RAY_AUTH_MODE=token "
+        f"RAY_AUTH_TOKEN_PATH={token_path()}"
+    )
+    typer.echo("try: rl-service submit --follow train -m mlp -e CartPole-v1 -ne 5")
+    if as_json:
+        typer.echo(json.dumps(started.model_dump()))
+
+
+@cluster.command("status")
+def show_status(as_json: _Json = False) -> None:
+    """Show nodes, resources in use, jobs and addresses; status 1 if no cluster is up."""
+    from rl_service.cluster.status import cluster_status
+
+    status = cluster_status()
+    if status is not None:
+        _print(status)
+    else:
+        typer.echo("no local cluster is up; start one with rl-service cluster up")
+    if as_json:
+        typer.echo(json.dumps(None if status is None else _as_dict(status)))
+    if status is None:
+        raise typer.Exit(1)
+
+
+@cluster.command("down")
+def end() -> None:
+    """End the cluster and all that runs on it; running jobs may save their state first."""
+    from rl_service.cluster.local import end_cluster
+    from rl_service.jobs.control import stop_all_local
+
+    stopped = stop_all_local(lambda message: typer.echo(message, err=True))
+    ended = end_cluster()
+    if ended is None:
+        typer.echo("no local cluster is up")
+        return
+    typer.echo(
+        f"ended {len(ended.nodes)} node(s)" + (f"; stopped {stopped} job(s)" if stopped else "")
+    )
+
+
+def _print(status: ClusterStatus) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("node", "state", "CPUs in use", "GPUs in use", "process"):
+        table.add_column(heading, justify="left" if heading in ("node", "state") else "right")
+    for node in status.nodes:
+        table.add_row(
+            node.name,
+            "alive" if node.alive else "dead",
+            f"{node.cpus_used:g} of {node.cpus:g}",
+            f"{node.gpus_used:g} of {node.gpus:g}",
+            str(node.pid),
+        )
+    Console().print(table)
+    jobs = ", ".join(f"{count} {name.lower()}" for name, count in sorted(status.jobs.items()))
+    typer.echo(f"jobs: {jobs or 'none yet'}")
+    typer.echo(f"dashboard and jobs: {status.dashboard_url}   Ray: {status.address}")
+    typer.echo(f"up since {status.started_at}; logs below {status.folder}")
+
+
+def _as_dict(status: ClusterStatus) -> dict[str, object]:
+    return {**status._asdict(), "nodes": [node._asdict() for node in status.nodes]}

@@ -1,0 +1,118 @@
+"""Talks to the dashboard of a Ray cluster over HTTP; what goes wrong becomes one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import httpx
+
+from rl_service.config.text import one_line
+from rl_service.errors import ClusterError
+
+_TIMEOUT = httpx.Timeout(8.0, connect=4.0)
+"""Seconds; an address where nobody is must be told within a few."""
+
+
+class Versions(NamedTuple):
+    """What the nodes of a cluster run."""
+
+    ray: str
+    python: str
+
+
+class Dashboard:
+    """One cluster, by the address of its dashboard.
+
+    Args:
+        url: `http://HOST:PORT`.
+        token: that the cluster asks for; None sends none.
+        token_source: where the token came from, for the message if it is refused.
+    """
+
+    def __init__(self, url: str, token: str | None = None, token_source: str = "") -> None:
+        self.url = url
+        self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._token_source = token_source
+        # No redirects and no proxy from the environment: the token is for this address alone.
+        self._client = httpx.Client(timeout=_TIMEOUT, headers=self.headers, trust_env=False)
+
+    def versions(self) -> Versions:
+        """Asks for the versions, and finds out whether there is a cluster and it lets us in.
+
+        Raises:
+            ClusterError: if not.
+        """
+        ray_version = self.get("/api/version").get("ray_version")
+        metadata = self.get("/api/v0/cluster_metadata").get("data") or {}
+        if not ray_version:
+            raise self._no_dashboard()
+        return Versions(ray_version, metadata.get("pythonVersion") or "unknown")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """All nodes, also dead ones: `node_id`, `node_name`, `state`, `resources_total` and more.
+
+        Raises:
+            ClusterError: as `get`.
+        """
+        result = (self.get("/api/v0/nodes").get("data") or {}).get("result") or {}
+        return list(result.get("result") or [])
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON object from the dashboard.
+
+        Raises:
+            ClusterError: if nobody answers, the token is refused, or it is no Ray dashboard.
+        """
+        answer = self._get(path)
+        return answer if isinstance(answer, dict) else {}
+
+    def get_list(self, path: str) -> list[dict[str, Any]]:
+        """A JSON list from the dashboard.
+
+        Raises:
+            ClusterError: as `get`.
+        """
+        answer = self._get(path)
+        return answer if isinstance(answer, list) else []
+
+    def _get(self, path: str) -> Any:
+        try:
+            response = self._client.get(self.url + path)
+        except (httpx.NetworkError, httpx.TimeoutException) as error:
+            raise ClusterError(
+                f"no Ray cluster answers at {self.url} ({_reason(error)}); check host and port "
+                f"(the dashboard's, usually 8265), or start one here: rl-service cluster up"
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._no_dashboard() from error
+        if response.status_code in (401, 403):
+            raise self._refused(response.status_code)
+        try:
+            response.raise_for_status()
+            return response.json()
+        except (httpx.HTTPStatusError, ValueError) as error:
+            raise self._no_dashboard() from error
+
+    def _no_dashboard(self) -> ClusterError:
+        return ClusterError(
+            f"what answers at {self.url} is no Ray dashboard; give the dashboard's address, "
+            f"usually http://HOST:8265 (6379 is for Ray's own processes, 10001 for ray://)"
+        )
+
+    def _refused(self, status: int) -> ClusterError:
+        if status == 401 and not self.headers:
+            return ClusterError(
+                f"the cluster at {self.url} asks for a token; set RAY_AUTH_TOKEN, or "
+                f"RAY_AUTH_TOKEN_PATH to a file that holds it"
+            )
+        return ClusterError(
+            f"the cluster at {self.url} does not take the token from {self._token_source}; set "
+            f"RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that holds the cluster's"
+        )
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "it takes too long"
+    return re.sub(r"^\[Errno -?\d+\] ", "", one_line(error)).lower()

@@ -1,0 +1,201 @@
+"""Sends a command of ours to a cluster as a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl_service.cluster.state import LocalCluster, secrets_folder, write_secret
+from rl_service.config.text import one_line
+from rl_service.errors import ClusterError, JobError
+from rl_service.jobs.address import Connection
+from rl_service.jobs.client import ray_client
+from rl_service.jobs.staging import all_files, git_commit, write_zip
+from rl_service.jobs.target import Target, as_job_name, needs_folder, resolve_target
+from rl_service.jobs.variables import (
+    FOLDER_VARIABLE,
+    SECRETS_VARIABLE,
+    Variables,
+    job_variables,
+    refuse_secrets,
+)
+
+_ENTRYPOINT = ("python", "-m", "rl_service.jobs.entrypoint")
+_ATTEMPTS = 5  # at an id that nobody has
+
+
+class Resources(NamedTuple):
+    """What the process of the command itself takes; rollout workers and trials ask for theirs."""
+
+    cpus: float | None = None
+    gpus: float | None = None
+
+
+class Submitted(NamedTuple):
+    id: str
+    notes: list[str]
+    """What the user should know, one line each."""
+
+
+def submit(
+    connection: Connection,
+    target: str,
+    arguments: Sequence[str],
+    *,
+    name: str | None,
+    output_dir: str | None,
+    resources: Resources,
+    environment: Mapping[str, str] = os.environ,
+) -> Submitted:
+    """Sends the current folder and a command to a cluster.
+
+    Args:
+        connection: the cluster.
+        target: a settings file, a preset's name, or a command.
+        arguments: come after it.
+        name: first part of the job's id; None takes it from the target.
+        output_dir: folder of the cluster that the command runs in; None: the current one, where
+            the cluster is this machine.
+        resources: of the command's process.
+        environment: some of its variables go with the job.
+
+    Raises:
+        ClusterError: if the cluster does not answer or runs other versions.
+        JobError: if the command or the folder cannot be sent.
+        SettingsError: if the target is a settings file that cannot be read.
+    """
+    folder = Path.cwd()
+    files = all_files(folder)
+    resolved = resolve_target(target, arguments, folder, files)
+    variables = job_variables(environment)
+    refuse_secrets(resolved.arguments, variables.secret)
+    lasting = _lasting_folder(resolved, output_dir, folder, connection.local)
+    _check_versions(connection)
+    _check_resources(resources, connection.local)
+    notes = [] if connection.local else _not_sent(variables)
+    if lasting:
+        variables.open[FOLDER_VARIABLE] = lasting
+    request = {
+        "entrypoint": entrypoint(resolved.arguments),
+        "metadata": _metadata(as_job_name(name or resolved.name), target, arguments, folder),
+        "entrypoint_num_cpus": resources.cpus,
+        "entrypoint_num_gpus": resources.gpus,
+    }
+    with tempfile.TemporaryDirectory(prefix="rls-") as staging:
+        zip_path = Path(staging, "project.zip")
+        write_zip(zip_path, {**files, **resolved.files})
+        job_id = _send(connection, request, zip_path, variables)
+    return Submitted(job_id, notes)
+
+
+def entrypoint(arguments: Sequence[str]) -> str:
+    """The command line of a job; `exec`, or SIGTERM would reach the shell alone."""
+    return f"exec {shlex.join([*_ENTRYPOINT, *arguments])}"
+
+
+def _lasting_folder(
+    target: Target, output_dir: str | None, folder: Path, local: LocalCluster | None
+) -> str | None:
+    """The folder that the command runs in; None: that of the job, which goes with it."""
+    if local is not None:
+        return str(Path(output_dir or folder).expanduser().absolute())
+    if output_dir is None and needs_folder(target.arguments):
+        raise JobError(
+            "what the job writes would go with it: its folder on the cluster does not last; give "
+            "a folder that all nodes share with -o, or for tune --storage"
+        )
+    if output_dir is not None and not output_dir.startswith("/"):
+        raise JobError(
+            f"-o {output_dir} must be an absolute path on the cluster, such as a shared volume"
+        )
+    return output_dir
+
+
+def _check_versions(connection: Connection) -> None:
+    theirs = connection.dashboard.versions()
+    ours = (version("ray"), platform.python_version())
+    same_python = theirs.python.split(".")[:2] == ours[1].split(".")[:2]
+    if theirs.ray == ours[0] and (same_python or theirs.python == "unknown"):
+        return
+    raise ClusterError(
+        f"the cluster at {connection.dashboard.url} runs Ray {theirs.ray} on Python "
+        f"{theirs.python}, and this is Ray {ours[0]} on Python {ours[1]}; install the cluster's "
+        f"versions here, or ours there"
+    )
+
+
+def _check_resources(resources: Resources, local: LocalCluster | None) -> None:
+    for flag, value in (("--cpus", resources.cpus), ("--gpus", resources.gpus)):
+        if value is not None and value < 0:
+            raise JobError(f"{flag} {value:g} is negative; give 0 or more")
+    if local is None or not resources.cpus:
+        return  # an autoscaler may add what is missing
+    most = max(node.num_cpus for node in local.nodes)
+    if resources.cpus > most:
+        raise JobError(
+            f"--cpus {resources.cpus:g} fit on no node of the local cluster, whose largest has "
+            f"{most}; give fewer, or start it with more --cpus-per-node"
+        )
+
+
+def _not_sent(variables: Variables) -> list[str]:
+    if not variables.secret:
+        return []
+    return [
+        f"{', '.join(sorted(variables.secret))} not sent: all who may list jobs could read it; set "
+        f"it on the cluster's nodes"
+    ]
+
+
+def _metadata(name: str, target: str, arguments: Sequence[str], folder: Path) -> dict[str, str]:
+    commit = git_commit(folder)
+    return {
+        "job_name": name,
+        "command": shlex.join([target, *arguments]),
+        **({"git_commit": commit} if commit else {}),
+    }
+
+
+def _send(
+    connection: Connection, request: dict[str, Any], zip_path: Path, variables: Variables
+) -> str:
+    client = ray_client(connection.dashboard)
+    first_id = f"{request['metadata']['job_name']}-{time.strftime('%m%d-%H%M%S')}"
+    for attempt in range(1, _ATTEMPTS + 1):
+        job_id = first_id if attempt == 1 else f"{first_id}-{attempt}"
+        env_vars = dict(variables.open)
+        secrets = _leave_secrets(connection.local, job_id, variables.secret)
+        if secrets is not None:
+            env_vars[SECRETS_VARIABLE] = str(secrets)
+        runtime_env = {"working_dir": str(zip_path), "env_vars": env_vars}
+        try:
+            client.submit_job(submission_id=job_id, runtime_env=runtime_env, **request)
+            return job_id
+        except Exception as error:  # Ray raises what it likes
+            if secrets is not None:
+                secrets.unlink(missing_ok=True)
+            if "already exists" not in str(error) or attempt == _ATTEMPTS:
+                raise JobError(
+                    f"the cluster at {connection.dashboard.url} did not take the job "
+                    f"({one_line(error)[:300]}); mend that, or look at rl-service cluster status"
+                ) from error
+    raise AssertionError("unreachable")
+
+
+def _leave_secrets(
+    local: LocalCluster | None, job_id: str, secret: Mapping[str, str]
+) -> Path | None:
+    """Lays secrets where the job alone finds them; only on the machine that is ours."""
+    if local is None or not secret:
+        return None
+    path = secrets_folder() / f"{job_id}-{os.urandom(4).hex()}.json"
+    write_secret(path, json.dumps(dict(secret)))
+    return path

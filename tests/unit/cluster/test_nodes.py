@@ -1,0 +1,144 @@
+"""Commands and environments of nodes; what a node says when it fails to start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_service.cluster import local, nodes, state
+from rl_service.cluster.local import end_cluster, start_cluster
+from rl_service.cluster.ports import LOOPBACK, usable_port
+from rl_service.cluster.state import LocalCluster, Node
+from rl_service.cluster.status import cluster_status
+from rl_service.errors import ClusterError, SettingsError
+
+TOKEN_PATH = Path("/home/me/.rl-service/cluster.token")
+
+
+def environment(**given: str) -> dict[str, str]:
+    return nodes.node_environment("0123", "worker-1", TOKEN_PATH, given)
+
+
+def test_nodes_ask_for_the_token_and_find_it_in_the_file() -> None:
+    found = environment(RAY_AUTH_MODE="disabled", RAY_AUTH_TOKEN="another", PATH="/bin")
+    assert found["RAY_AUTH_MODE"] == "token"
+    assert found["RAY_AUTH_TOKEN_PATH"] == str(TOKEN_PATH)
+    assert "RAY_AUTH_TOKEN" not in found
+    assert found["PATH"] == f"{Path(sys.executable).parent}:/bin"
+
+
+def test_nodes_do_not_join_the_user_s_other_cluster_nor_keep_what_belongs_to_one_command() -> None:
+    given = {"RAY_ADDRESS": "other:6379", "WANDB_API_KEY": "k", "RL_SERVICE_REGISTRY": "r"}
+    assert set(given) & set(environment(**given)) == set()
+    assert environment(HOME="/home/me")["HOME"] == "/home/me"
+
+
+def test_a_job_that_is_stopped_has_minutes_to_save() -> None:
+    assert int(environment()["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+
+
+def test_the_dashboard_listens_on_loopback_alone_and_gpus_count_once() -> None:
+    head = nodes.head_command(
+        port=1, dashboard_port=2, client_port=3, num_cpus=4, store_bytes=5, folder="/tmp/x"
+    )
+    worker = nodes.worker_command(name="worker-1", address="h:1", num_cpus=4, store_bytes=5)
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "--num-gpus=0" in worker
+    assert "--num-gpus=0" not in head
+
+
+def test_a_node_that_fails_to_start_is_told_with_its_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "head.log"
+    script = "print('x'); print('OSError:  no  room'); print('bye')"
+    process = nodes.start_node([sys.executable, "-c", script], dict(os.environ), log)
+    process.wait()
+    with pytest.raises(ClusterError, match=r"node head .* \(OSError: no room\); free memory"):
+        nodes.check_started("head", process, log)
+
+
+def test_a_port_that_is_taken_is_one_line_and_0_takes_a_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"--port {port} cannot be used: address already"):
+            usable_port("--port", port, LOOPBACK)
+        assert usable_port("--port", 0, LOOPBACK) != port
+
+
+def test_a_start_that_is_refused_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path))
+    with pytest.raises(SettingsError, match="must be at least 1"):
+        start_cluster(num_nodes=0, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
+
+
+@pytest.fixture
+def failing_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python whose Ray does not start, and leaves a process behind."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nsleep 100 &\necho 'OSError: no memory'\nexit 1\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path / "home"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(local, "_TMP", tmp_path / "tmp")  # where nobody else's clusters are
+    return fake
+
+
+def start_and_fail(tell: Callable[[str], None] = print) -> None:
+    with pytest.raises(ClusterError, match=r"node head .* \(OSError: no memory\)"):
+        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=tell)
+
+
+def test_a_head_that_does_not_start_leaves_no_process_no_folder_and_no_token(
+    tmp_path: Path, failing_ray: Path
+) -> None:
+    start_and_fail()
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["cluster.lock"]
+    assert list((tmp_path / "tmp").iterdir()) == []
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(failing_ray) not in listed.stdout
+
+
+def test_a_cluster_that_is_dead_is_cleaned_up_and_said(tmp_path: Path, failing_ray: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    state.create_token()
+    save_dead_cluster(dead)
+    with pytest.raises(ClusterError, match="is dead; clean up with rl-service cluster down"):
+        cluster_status()
+    told: list[str] = []
+    start_and_fail(told.append)
+    assert told[0] == "the cluster of 2030-01-01T00:00:00+00:00 was dead; cleaned up after it"
+    assert not dead.exists()
+
+
+def test_down_cleans_up_after_a_dead_cluster(tmp_path: Path, failing_ray: Path) -> None:
+    save_dead_cluster(tmp_path / "gone")
+    assert end_cluster() is not None
+    assert end_cluster() is None
+
+
+def save_dead_cluster(folder: Path) -> None:
+    state.home_folder().mkdir(exist_ok=True)
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    state.save_cluster(
+        LocalCluster(
+            id="0123",
+            address="127.0.0.1:7000",
+            dashboard_url="http://127.0.0.1:7001",
+            folder=str(folder),
+            started_at="2030-01-01T00:00:00+00:00",
+            nodes=[Node(name="head", pid=int(ended.stdout), num_cpus=2)],
+        )
+    )

@@ -1,0 +1,77 @@
+"""Processes are found and ended by their mark: all of a cluster's, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rl_service.cluster import processes
+from rl_service.cluster.processes import CLUSTER_MARK, NODE_MARK
+
+DEAF = "trap '' TERM; sleep 100 & wait; wait"  # has a child, and ends by SIGKILL alone
+Start = list[subprocess.Popen[bytes]]
+
+
+class Marked:
+    """Starts shells as nodes of clusters."""
+
+    def __init__(self) -> None:
+        self.started: Start = []
+
+    def __call__(self, cluster: str, node: str, script: str = "sleep 100") -> int:
+        environment = {**os.environ, CLUSTER_MARK: cluster, NODE_MARK: node}
+        process = subprocess.Popen(["sh", "-c", script], env=environment, start_new_session=True)
+        self.started.append(process)
+        deadline = time.monotonic() + 30
+        while process.pid not in processes.marked_processes(cluster):  # before exec it has no mark
+            assert time.monotonic() < deadline
+        return process.pid
+
+    def status(self, pid: int) -> int | None:
+        [process] = [process for process in self.started if process.pid == pid]
+        return process.poll()
+
+
+@pytest.fixture
+def start() -> Iterator[Marked]:
+    marked = Marked()
+    yield marked
+    for process in marked.started:
+        process.poll()
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_cluster_ends_with_children_and_deaf_processes_and_another_goes_on(
+    start: Marked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_GRACE_S", 0.5)
+    monkeypatch.setattr(processes, "_REST_S", 0.5)
+    polite, deaf = start("a", "head"), start("a", "worker-1", DEAF)
+    other = start("b", "head")
+    assert processes.end_processes("a", [polite, deaf])
+    assert start.status(polite) == -signal.SIGTERM
+    assert start.status(deaf) == -signal.SIGKILL
+    assert processes.marked_processes("a") == []
+    assert processes.is_running("b", other)
+    assert not processes.is_running("a", other)
+
+
+def test_one_node_is_killed_and_the_others_stay(start: Marked) -> None:
+    head, worker = start("a", "head"), start("a", "worker-1", DEAF)
+    assert processes.kill_processes("a", "worker-1")
+    assert start.status(worker) == -signal.SIGKILL
+    assert processes.marked_processes("a", "worker-1") == []
+    assert head in processes.marked_processes("a", "head")
+
+
+def test_a_leader_whose_number_is_another_process_by_now_is_not_hit(start: Marked) -> None:
+    other = start("b", "head")
+    assert processes.end_processes("a", [other, os.getpid()])
+    assert processes.is_running("b", other)
