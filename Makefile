@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train serve test lint format type learn bench bench-gpu clean
+.PHONY: help venv train tune serve test lint format type learn bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -17,6 +17,9 @@ venv: $(VENV)/.installed  ## set up .venv
 
 train: venv  ## train a GPT-2-critic policy on LunarLander-v3 with 2 rollout workers
 	@$(BIN)/rl-service train --config tune_configs/quickstart.yaml
+
+tune: venv  ## tune PPO on CartPole-v1: 8 trials, 2 at a time
+	@$(BIN)/rl-service tune tuning/CartPole-v1
 
 serve: venv  ## serve a trained LunarLander policy at http://127.0.0.1:8000
 	@$(BIN)/rl-service serve zoo:lunarlander

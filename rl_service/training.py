@@ -159,7 +159,12 @@ class _Training:
             return None
         try:
             with interruptible():
-                version = register_best(self.run, self.observer.on_message)
+                version = register_best(
+                    self.run.bundle_path,
+                    self.settings.tracking,
+                    self.run.output_dir,
+                    self.observer.on_message,
+                )
         except KeyboardInterrupt:
             self.observer.on_message("interrupted before the best policy was in the registry")
             return None

@@ -18,7 +18,7 @@ from rl_service.files import as_folder_name
 from rl_service.policies.bundle import load_bundle
 from rl_service.policies.registry import PolicyVersion
 from rl_service.policies.replace import replacing_folder
-from rl_service.registration import register_bundle
+from rl_service.registration import register_best
 from rl_service.tracking import Notify
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView
@@ -96,7 +96,8 @@ def _keep(
         num_episodes=settings.evaluation.final_num_episodes,
         seed=settings.seed + FRESH_SEED_OFFSET,
     )
-    registered = register_bundle(bundle, settings, notify)
+    output_dir = Path(os.path.abspath(settings.tracking.output_dir))
+    registered = register_best(bundle, settings.tracking, output_dir, notify)
     return BestOfTrials(view, settings, bundle, played, registered)
 
 

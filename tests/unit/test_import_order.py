@@ -47,7 +47,7 @@ ORDER = [
     ["rl_service.registration", "rl_service.video"],
     ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
     ["rl_service.best_policy", "rl_service.trainer"],
-    ["rl_service.training"],
+    ["rl_service.training", "rl_service.tuning"],
     # Serving; only exposure and the two files at its end know Ray.
     [
         "rl_service.serving",
@@ -87,6 +87,7 @@ USES_RAY = (
     "rl_service.rollout",
     "rl_service.algorithms",
     "rl_service.training",
+    "rl_service.tuning",
     "rl_service.probes",
     "rl_service.ray_session",
     "rl_service.jobs.client",
