@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium as gym
 import yaml
 
-from rl_service.tuning.experiment import new_experiment, tune_experiment
+from rl_service.tuning.experiment import tune_experiment
+from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.load import TuningPlan, load_plan
 from rl_service.tuning.observer import TrialView, TuneResult
 

@@ -62,7 +62,7 @@ def _new(
         raise SettingsError(
             "tune needs a file; write one with a search_space or try tuning/CartPole-v1"
         )
-    from rl_service.tuning.experiment import new_experiment
+    from rl_service.tuning.folder import new_experiment
     from rl_service.tuning.load import load_plan
     from rl_service.tuning.storage import DEFAULT_STORAGE
 
@@ -78,7 +78,7 @@ def _opened(
             "--resume takes everything from the experiment, so FILE, --num-samples and --storage "
             "cannot be given; start a new experiment without --resume to change them"
         )
-    from rl_service.tuning.experiment import open_experiment
+    from rl_service.tuning.folder import open_experiment
 
     return open_experiment(resume)
 

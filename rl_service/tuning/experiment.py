@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,12 +18,11 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.tune_config import ResumeConfig
 
-from rl_service.errors import SettingsError, TuningError
-from rl_service.files import as_folder_name
+from rl_service.errors import RLServiceError, TuningError
 from rl_service.machine import available_gpus
 from rl_service.ray_session import ray_session
 from rl_service.tuning.best import BestOfTrials, keep_best
-from rl_service.tuning.load import TuningPlan, load_plan
+from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView, TuneResult, TuningObserver
 from rl_service.tuning.report import (
     PRESET_FILE,
@@ -37,47 +34,12 @@ from rl_service.tuning.report import (
 from rl_service.tuning.resources import TrialResources, check_placement, check_shared
 from rl_service.tuning.search import build_scheduler, search_arguments
 from rl_service.tuning.settings import PB2Settings, PBTSettings
-from rl_service.tuning.storage import PLAN_FILE, ExperimentStorage
+from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trial import TuningTrial
 from rl_service.tuning.watch import Watch, view
 
 REPORT_FOLDER = "report"
 _SNAPSHOT_PERIOD_S = "5"
-
-
-def new_experiment(plan: TuningPlan, storage: str) -> ExperimentStorage:
-    """Makes the folder of a new experiment.
-
-    Raises:
-        OutputError: if it cannot be written; nothing is left of it then.
-    """
-    name = f"{as_folder_name(plan.name)}_{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    experiment = ExperimentStorage.create(storage, name)
-    try:
-        experiment.write(PLAN_FILE, plan.dump())
-    except BaseException:
-        experiment.remove()
-        raise
-    return experiment
-
-
-def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
-    """An experiment to go on with, and its plan.
-
-    Raises:
-        TuningError: if there is none, or its plan cannot be read.
-    """
-    storage = ExperimentStorage.open(experiment)
-    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
-        copy = Path(folder, PLAN_FILE)
-        copy.write_text(storage.read(PLAN_FILE), encoding="utf-8")
-        try:
-            return load_plan(copy), storage
-        except SettingsError as error:
-            raise TuningError(
-                f"{storage}/{PLAN_FILE} is damaged or from another release ({error}); mend it or "
-                f"start a new experiment"
-            ) from error
 
 
 def tune_experiment(
@@ -97,9 +59,15 @@ def tune_experiment(
         ResourceError: if Ray cannot be reached or a trial cannot be placed.
         TuningError: if no trial left a policy.
     """
-    with ray_session(plan.base.resources, num_gpus=available_gpus()):
-        fitting = check_placement(plan.space, plan.tuning.max_concurrent)
-        check_shared(storage)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
+            fitting = check_placement(plan.space, plan.tuning.max_concurrent)
+            check_shared(storage)
+        except RLServiceError:
+            if not resume:
+                storage.remove()
+            raise
         wanted = plan.tuning.max_concurrent or fitting
         max_concurrent = min(wanted, plan.tuning.num_samples)
         observer.on_start(plan, str(storage), max_concurrent)

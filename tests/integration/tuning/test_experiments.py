@@ -13,7 +13,8 @@ from rl_service.config import load_settings
 from rl_service.errors import TuningError
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
-from rl_service.tuning.experiment import new_experiment, tune_experiment
+from rl_service.tuning.experiment import tune_experiment
+from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.observer import TrialView
 from tests.integration.serving.conftest import command, descendants
 from tests.tuning import Watcher, iterations, run_plan, small_plan
