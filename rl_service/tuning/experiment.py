@@ -139,6 +139,8 @@ def _tune_environment() -> Iterator[None]:
         with warnings.catch_warnings():
             # A trial that starts again from a checkpoint reports some steps a second time.
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
+            # Of PB2's Gaussian process, which has little to go by at first.
+            warnings.filterwarnings("ignore", "The optimal value found for dimension")
             yield
     finally:
         for name, value in before.items():

@@ -1,0 +1,84 @@
+"""Tuning through the Jobs API on two nodes: followed, stopped, resumed, a node lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.cluster.conftest import STEP_VARIABLE, UserCluster, wait_for
+from tests.tuning import SMALL, iterations
+
+NUM_TRIALS = 3
+NUM_ITERATIONS = 8
+SLOW = {STEP_VARIABLE: "0.02"}
+
+
+def write_file(user: UserCluster) -> None:
+    settings = {
+        **SMALL["settings"],
+        "env": {"id": "probe:ProbeEnv", "max_episode_steps": 20},
+        "stop": {"iterations": NUM_ITERATIONS},
+        "tracking": {"tensorboard": False},
+    }
+    content = SMALL | {"settings": settings, "num_samples": NUM_TRIALS}
+    (user.project / "small.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+def experiment(user: UserCluster) -> Path | None:
+    return next((file.parent for file in user.project.glob("runs/*/tuning.yaml")), None)
+
+
+def checkpoints(user: UserCluster) -> list[Path]:
+    return list(user.project.glob("runs/*/trial_*/checkpoint_*/result.json"))
+
+
+@pytest.mark.timeout(600)
+def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluster) -> None:
+    write_file(cluster)
+    client = cluster.start("submit", "small.yaml", "--name", "search", "--follow", **SLOW)
+    # Both nodes have one CPU, so two trials run, one on each.
+    wait_for(lambda: len({file.parents[1] for file in checkpoints(cluster)}) == 2, "two trials")
+    client.kill()
+    [job] = cluster.ask("jobs", "list")["jobs"]
+    assert job["status"] == "RUNNING"
+    status, out, _ = cluster.run("jobs", "logs", job["id"])
+    assert status == 0
+    assert "2 at a time" in out
+
+    status, out, err = cluster.run("jobs", "stop", job["id"])
+    assert status == 0, out + err
+    folder = experiment(cluster)
+    assert folder is not None
+    assert f"rl-service tune --resume {folder}" in cluster.run("jobs", "logs", job["id"])[1]
+    states = newest_iterations(folder)
+    assert max(states.values()) < NUM_ITERATIONS
+
+    resume = ("submit", "tune", "--resume", f"runs/{folder.name}", "--name", "again")
+    assert cluster.run(*resume, **SLOW)[0] == 0
+    wait_for(
+        lambda: sum(newest_iterations(folder).values()) >= sum(states.values()) + 2, "it goes on"
+    )
+    cluster.kill_node("worker-1")
+    status, out, err = cluster.run("jobs", "logs", "again", "--follow")
+    assert status == 0, out + err
+    assert "lost its process or node; it starts again from its last checkpoint" in out
+    assert f"{NUM_TRIALS} trials, {NUM_TRIALS * NUM_ITERATIONS * 64:,} env steps" in out
+    rows = iterations(str(folder))
+    assert len(rows) == NUM_TRIALS
+    for lines in rows.values():  # whole, each iteration once
+        assert [row["training_iteration"] for row in lines] == [*range(1, NUM_ITERATIONS + 1)]
+    [registered] = cluster.ask("policies", "list")["policies"]
+    assert registered["aliases"] == ["best"]
+
+
+def newest_iterations(folder: Path) -> dict[str, Any]:
+    """Iterations of each trial's newest checkpoint."""
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("trial_*/checkpoint_*/seed_3/training_progress.json")):
+        progress = file.with_name("progress.jsonl")
+        if progress.is_file():
+            found[file.parents[2].name] = len(progress.read_text(encoding="utf-8").splitlines())
+    return found
