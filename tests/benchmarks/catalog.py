@@ -15,6 +15,7 @@ from tests.benchmarks import (
     scaling,
     serving,
     training,
+    tuning,
     workers,
 )
 from tests.benchmarks.child import OpenSubject
@@ -30,8 +31,8 @@ class Benchmark(NamedTuple):
     by_default: bool = True
     """Whether `make bench` measures it; the others only when named."""
     needs_stable_baselines3: bool = False
-    starts_a_service: bool = False
-    """Which takes a minute; tests/integration/serving tries the same in CI."""
+    runs_commands: bool = False
+    """Of ours, which takes a minute; their own tests try the same in CI."""
 
 
 BENCHMARKS = {
@@ -45,7 +46,8 @@ BENCHMARKS = {
     "sampling": Benchmark(sampling.measure, sampling.tables),
     "workers": Benchmark(workers.measure, workers.tables),
     "scaling": Benchmark(scaling.measure, scaling.tables),
-    "serving": Benchmark(serving.measure, serving.tables, starts_a_service=True),
+    "serving": Benchmark(serving.measure, serving.tables, runs_commands=True),
+    "tuning": Benchmark(tuning.measure, tuning.tables, runs_commands=True),
     "memory": Benchmark(memory.measure, memory.tables),
 }
 TABLES: dict[str, Tables] = {name: each.tables for name, each in BENCHMARKS.items()}
