@@ -62,15 +62,19 @@ def tune_experiment(
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
-            fitting = check_placement(plan.space, plan.tuning.max_concurrent)
+            fitting = check_placement(plan.space)
             check_shared(storage)
         except RLServiceError:
             if not resume:
                 storage.remove()
             raise
-        wanted = plan.tuning.max_concurrent or fitting
-        max_concurrent = min(wanted, plan.tuning.num_samples)
+        max_concurrent = min(plan.tuning.max_concurrent or fitting, plan.tuning.num_samples)
         observer.on_start(plan, str(storage), max_concurrent)
+        if max_concurrent > fitting:  # where nodes come by themselves, this is how to get them
+            observer.on_message(
+                f"{max_concurrent} trials at a time are asked for, and {fitting} fit on the nodes "
+                f"that there are; the others wait for more nodes"
+            )
         with _Stopping() as stopping:
             trials = _run_trials(plan, storage, observer, max_concurrent, resume)
         views = [view(trial, plan.space) for trial in trials]

@@ -39,15 +39,11 @@ class TrialResources:
         return tune.PlacementGroupFactory(trial_bundles(settings.resources), strategy="PACK")
 
 
-def check_placement(space: SearchSpace, max_concurrent: int | None) -> int:
-    """Trials of the fixed settings that fit at a time.
-
-    Args:
-        space: of the experiment.
-        max_concurrent: what the user asks for.
+def check_placement(space: SearchSpace) -> int:
+    """Trials of the fixed settings that fit at a time on the nodes that there are.
 
     Raises:
-        ResourceError: if one trial would wait for ever, or more are asked for than fit.
+        ResourceError: if one trial would wait for ever.
     """
     bundles = trial_bundles(space.base.resources)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -62,14 +58,7 @@ def check_placement(space: SearchSpace, max_concurrent: int | None) -> int:
             f"nodes {[{k: v for k, v in node.items() if k in there} for node in nodes]}; lower "
             f"resources.num_cpus_per_env_runner"
         )
-    fitting = min(int(there[name] // needed) for name, needed in total.items() if needed)
-    if max_concurrent is not None and max_concurrent > fitting:
-        raise ResourceError(
-            f"max_concurrent={max_concurrent} trials of {total['CPU']:g} CPUs need "
-            f"{max_concurrent * total['CPU']:g} CPUs, and the cluster has {there['CPU']:g}; give "
-            f"at most {fitting}, or leave max_concurrent out"
-        )
-    return fitting
+    return min(int(there[name] // needed) for name, needed in total.items() if needed)
 
 
 def _too_large(resources: ResourceSettings, name: str, needed: float, there: float) -> str:

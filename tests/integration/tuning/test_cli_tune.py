@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rl_service.machine import available_cpus
 from tests.tuning import iterations, write_tuning_file
 
 ROOT = Path(__file__).parents[3]
@@ -129,9 +130,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_trial_that_can_never_be_placed_is_refused_before_it_waits(tmp_path: Path) -> None:
-    write_tuning_file(tmp_path / "large.yaml", max_concurrent=500)
+    cpus = available_cpus()
+    resources = {"num_env_runners": cpus, "num_envs_per_env_runner": 1}
+    algorithm = {"train_batch_size": 64 * cpus}
+    write_tuning_file(
+        tmp_path / "large.yaml", settings={"resources": resources, "algorithm": algorithm}
+    )
     status, _, err = run("large.yaml", cwd=tmp_path)
     assert status == 2
     [line] = err.splitlines()
-    assert "max_concurrent=500 trials of 1 CPUs need 500 CPUs" in line
+    assert f"a trial takes {cpus + 1} CPUs (1 for the learner, {cpus} x 1" in line
     assert not list(tmp_path.glob("runs/*"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from rl_service import __version__
+from rl_service.cli.tune import tune
 from rl_service.serving.deployment import build_app
 from rl_service.serving.security import parse_tokens
+from rl_service.tuning.load import load_plan
 from tests.dockerfile import DOCKERFILE, arguments, last, steps
 from tests.manifests import KUBERNETES, ROOT, SCHEMAS, kustomize, problems, render
 
@@ -321,3 +325,16 @@ def test_compose_builds_targets_that_there_are() -> None:
         build = service["build"]
         assert steps(build["target"])
         assert (ROOT / "docker" / build["context"] / build["dockerfile"]).samefile(DOCKERFILE)
+
+
+def test_the_tuning_job_runs_a_command_that_there_is() -> None:
+    entrypoint = load("deploy/kubernetes/tuning/rayjob.yaml")["spec"]["entrypoint"]
+    program, verb, file, option, storage = shlex.split(entrypoint)
+    assert (program, verb, option, storage) == (
+        "rl-service",
+        "tune",
+        "--storage",
+        "$RL_SERVICE_STORAGE",
+    )
+    assert load_plan(Path(file)).name == "CartPole-v1"
+    assert "storage" in inspect.signature(tune).parameters

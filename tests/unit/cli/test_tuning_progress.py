@@ -1,0 +1,99 @@
+"""What a tuning experiment shows, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rl_service.cli.tuning_progress import PlainTuningProgress, RichTuningProgress
+from rl_service.tuning.observer import TrialView, TuneResult
+from tests.tuning import small_plan
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def trial(name: str, **changed: Any) -> TrialView:
+    given: dict[str, Any] = {
+        "status": "running",
+        "values": {"algorithm.actor_lr": 0.00123456},
+        "env_steps": 12_800,
+        "score": 98.76,
+        "best_score": 123.45,
+        "env_steps_per_s": 4_321.0,
+        "time_s": 75.0,
+    }
+    return TrialView(name, **(given | changed))
+
+
+WAITING = trial("aaaa", status="waiting", env_steps=None, score=None, best_score=None, time_s=None)
+RESULT = TuneResult(
+    experiment="/runs/x",
+    status="finished",
+    trials=2,
+    failed=1,
+    env="CartPole-v1",
+    algo="ppo",
+    model="mlp",
+    seed=3,
+    best_trial="aaaa",
+    best_values={"algorithm.actor_lr": 0.00123456},
+    best_score=123.45,
+    episodes=20,
+    episode_return_mean=120.0,
+    episode_return_std=4.5,
+    env_steps=25_600,
+    policy="checkpoints/x",
+    registered="cartpole-v1-mlp-ppo:2",
+    preset="/runs/x/report/best.yaml",
+)
+
+
+def test_a_pipe_gets_a_line_for_each_change_and_none_for_the_rest(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with PlainTuningProgress(out) as progress:
+        progress.on_start(small_plan(tmp_path, num_seeds=2), "/runs/x", 2)
+        progress.on_trials([WAITING])
+        for _ in range(3):
+            progress.on_trials([trial("aaaa", env_steps=None)])
+        for _ in range(3):
+            progress.on_trials([trial("aaaa")])
+        progress.on_message("trial bbbb failed: it became NaN")
+    lines = out.getvalue().splitlines()
+    assert lines == [
+        "Tuning mlp with ppo on CartPole-v1: 2 trials x 2 seeds, 2 at a time, search tpe, "
+        "scheduler none",
+        "/runs/x",
+        "aaaa  starts      actor_lr 0.001235",
+        "aaaa  running        12,800 steps      98.8   best    123.5",
+        "trial bbbb failed: it became NaN",
+    ]
+
+
+def test_a_terminal_shows_the_best_trial_first_and_the_result_below(tmp_path: Path) -> None:
+    out = Terminal()
+    with RichTuningProgress(out) as progress:
+        progress.on_start(small_plan(tmp_path), "/runs/x", 2)
+        trials = [trial("worse", best_score=1.0), trial("best"), trial("lost", status="failed")]
+        progress.on_trials(trials)
+        progress.on_finish(RESULT, trials)
+    shown = out.getvalue()
+    assert shown.index("best ") < shown.index("worse ")
+    for words in (
+        "2 trials, 1 failed, 25,600 env steps",
+        "Best: trial aaaa, score 123.5; its best policy on 20 fresh episodes: 120.0 ± 4.5",
+        "rl-service serve cartpole-v1-mlp-ppo:2",
+        "rl-service train --config /runs/x/report/best.yaml",
+    ):
+        assert words in shown
+
+
+def test_a_stopped_experiment_says_how_to_go_on() -> None:
+    out = io.StringIO()
+    stopped = TuneResult("/runs/x", "stopped", 2, 0, "CartPole-v1", env_steps=64)
+    PlainTuningProgress(out).on_finish(stopped, [WAITING])
+    assert "rl-service tune --resume /runs/x" in out.getvalue()
+    assert "Best" not in out.getvalue()
