@@ -50,8 +50,9 @@ def write_tuning_file(path: Path, **changed: Any) -> Path:
 
 def small_plan(folder: Path, **changed: Any) -> TuningPlan:
     """The plan of such a file, whose policies and registry go to the folder."""
+    settings = dict(changed.pop("settings", {}))
     tracking = {"output_dir": str(folder), "tensorboard": False}
-    settings = {**changed.pop("settings", {}), "tracking": tracking}
+    settings["tracking"] = tracking | settings.get("tracking", {})
     return load_plan(write_tuning_file(folder / "small.yaml", settings=settings, **changed))
 
 

@@ -100,6 +100,7 @@ def _init(run: Run, project: str, entity: str | None, mode: str) -> wandb.Run:
         resume="allow",
         mode=mode,  # type: ignore[arg-type]  # may come from WANDB_MODE; wandb checks it
         settings=wandb.Settings(
+            reinit="create_new",  # a tuning experiment's trials are runs side by side
             init_timeout=_INIT_TIMEOUT_S,
             finish_timeout=_FINISH_TIMEOUT_S,
             console="off",  # it would take over the streams that the run's log already takes

@@ -35,6 +35,7 @@ from rl_service.tuning.resources import TrialResources, check_placement, check_s
 from rl_service.tuning.search import build_scheduler, search_arguments
 from rl_service.tuning.settings import PB2Settings, PBTSettings
 from rl_service.tuning.storage import ExperimentStorage
+from rl_service.tuning.trackers import TrialTrackers, trial_folder
 from rl_service.tuning.trial import TuningTrial
 from rl_service.tuning.watch import Watch, view
 
@@ -75,13 +76,19 @@ def tune_experiment(
                 f"{max_concurrent} trials at a time are asked for, and {fitting} fit on the nodes "
                 f"that there are; the others wait for more nodes"
             )
+        folder = stack.enter_context(storage.working_folder())
+        trackers = TrialTrackers(plan.space, folder, observer.on_message)
+        watch = Watch(observer, trackers, plan.space, build_scheduler(plan))
         with _Stopping() as stopping:
-            trials = _run_trials(plan, storage, observer, max_concurrent, resume)
+            try:
+                trials = _run_trials(plan, storage, watch, max_concurrent, resume)
+            finally:
+                trackers.finish_all("stopped")
         views = [view(trial, plan.space) for trial in trials]
         if stopping.requested:
             result = _result(plan, storage, views, "stopped")
         else:
-            result = _conclude(plan, storage, observer, trials, views)
+            result = _conclude(plan, storage, observer, trackers, trials, views)
     observer.on_finish(result, views)
     return result
 
@@ -89,11 +96,10 @@ def tune_experiment(
 def _run_trials(
     plan: TuningPlan,
     storage: ExperimentStorage,
-    observer: TuningObserver,
+    watch: Watch,
     max_concurrent: int,
     resume: bool,
 ) -> list[Trial]:
-    scheduler = build_scheduler(plan)
     trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=plan.tuning.num_seeds)
     is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
     with _tune_environment():
@@ -101,7 +107,7 @@ def _run_trials(
             tune.with_resources(trainable, TrialResources(plan.space)),
             **search_arguments(plan),
             **storage.tune_arguments(),
-            scheduler=scheduler,
+            scheduler=watch.scheduler,
             num_samples=plan.tuning.num_samples,
             max_concurrent_trials=None if is_population else max_concurrent,
             time_budget_s=plan.tuning.time_budget_s,
@@ -110,7 +116,7 @@ def _run_trials(
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=1, num_to_keep=4 if is_population else 2
             ),
-            callbacks=[Watch(observer, plan.space, scheduler)],
+            callbacks=[watch],
             trial_dirname_creator=_folder_name,
             resume_config=ResumeConfig(errored=ResumeConfig.ResumeType.RESUME) if resume else None,
             resume=True if resume else None,
@@ -123,7 +129,7 @@ def _run_trials(
 
 
 def _folder_name(trial: Trial) -> str:
-    return f"trial_{trial.trial_id}"
+    return trial_folder(trial.trial_id)
 
 
 @contextlib.contextmanager
@@ -183,6 +189,7 @@ def _conclude(
     plan: TuningPlan,
     storage: ExperimentStorage,
     observer: TuningObserver,
+    trackers: TrialTrackers,
     trials: list[Trial],
     views: list[TrialView],
 ) -> TuneResult:
@@ -204,6 +211,8 @@ def _conclude(
             )
         write_preset(report / PRESET_FILE, best.settings, str(storage), best.trial)
         storage.put_folder(report, REPORT_FOLDER)
+    if best.registered is not None:
+        trackers.keep_best(best.trial, best.bundle, best.registered)
     return _with_best(result, best, f"{storage}/{REPORT_FOLDER}/{PRESET_FILE}")
 
 

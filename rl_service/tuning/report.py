@@ -92,11 +92,15 @@ def write_figures(folder: Path, plan: TuningPlan, trials: Sequence[TrialView]) -
 
 
 def ranked(trials: Sequence[TrialView]) -> list[TrialView]:
-    """Best score first; without one, and failed ones, last. Of equals, the faster first."""
+    """Best score first; without one, and failed ones, last.
 
-    def rank(trial: TrialView) -> tuple[bool, bool, float, float]:
-        score = float("-inf") if trial.best_score is None else trial.best_score
-        return (trial.status == "failed", trial.best_score is None, -score, trial.time_s or 0.0)
+    Of equals, the one that ended better is the steadier; then the faster first.
+    """
+
+    def rank(trial: TrialView) -> tuple[bool, float, float, float]:
+        scores = (trial.best_score, trial.score)
+        best, last = (float("inf") if score is None else -score for score in scores)
+        return (trial.status == "failed", best, last, trial.time_s or 0.0)
 
     return sorted(trials, key=rank)
 
@@ -151,6 +155,6 @@ def _save(path: Path, axes: matplotlib.axes.Axes) -> None:
 
     figure = axes.get_figure(root=True)
     if figure is not None:
-        figure.set_size_inches(9, 5)
+        figure.set_size_inches(12, 6)
         figure.savefig(path, dpi=_DPI, bbox_inches="tight")
         plt.close(figure)

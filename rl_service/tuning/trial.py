@@ -20,6 +20,7 @@ from rl_service.metrics import METRICS, json_row
 from rl_service.trainer import Trainer, evaluation_row
 from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
+from rl_service.tuning.trackers import TRAINING_PREFIX
 
 BUNDLE = "best"
 """Folder of a seed's best policy within the seed's folder of a checkpoint."""
@@ -166,7 +167,7 @@ def _report(members: list[_Member], rows: list[dict[str, Any]]) -> dict[str, Any
     bests = [member.best.score for member in members if member.best.score is not None]
     scores = [member.score for member in members if member.score is not None]
     means = {
-        f"train/{key}": fmean(known)
+        f"{TRAINING_PREFIX}{key}": fmean(known)
         for key in METRICS
         if (known := [row[key] for row in rows if row.get(key) is not None])
     }

@@ -15,6 +15,7 @@ from rl_service.config.text import one_line
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
 from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
+from rl_service.tuning.trackers import TrialTrackers
 
 _STATUS: dict[str, TrialStatus] = {
     Trial.PENDING: "waiting",
@@ -68,11 +69,16 @@ class Watch(Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, observer: TuningObserver, space: SearchSpace, scheduler: TrialScheduler
+        self,
+        observer: TuningObserver,
+        trackers: TrialTrackers,
+        space: SearchSpace,
+        scheduler: TrialScheduler,
     ) -> None:
         self._observer = observer
+        self._trackers = trackers
         self._space = space
-        self._scheduler = scheduler
+        self.scheduler = scheduler
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial has a place."""
@@ -82,12 +88,14 @@ class Watch(Callback):  # type: ignore[misc]
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
     ) -> None:
         """A trial has a score."""
+        self._trackers.log(view(trial, self._space), result)
         self._tell(trials)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
     ) -> None:
         """A trial ended, by itself or early."""
+        self._trackers.finish(trial.trial_id, "finished")
         self._tell(trials)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
@@ -100,15 +108,16 @@ class Watch(Callback):  # type: ignore[misc]
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial failed for good."""
         self._observer.on_message(f"trial {trial.trial_id} failed: {_error(trial)}")
+        self._trackers.finish(trial.trial_id, "failed")
         self._tell(trials)
 
     def get_state(self) -> dict[str, Any]:
         """The scheduler's memory, for the experiment's snapshot."""
-        if not isinstance(self._scheduler, ASHAScheduler):  # the others' hold the trials themselves
+        if not isinstance(self.scheduler, ASHAScheduler):  # the others' hold the trials themselves
             return {}
         with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
             path = Path(folder, _SCHEDULER)
-            self._scheduler.save(str(path))
+            self.scheduler.save(str(path))
             return {_SCHEDULER: path.read_bytes()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -118,7 +127,7 @@ class Watch(Callback):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
             path = Path(folder, _SCHEDULER)
             path.write_bytes(state[_SCHEDULER])
-            self._scheduler.restore(str(path))
+            self.scheduler.restore(str(path))
 
     def _tell(self, trials: Sequence[Trial]) -> None:
         self._observer.on_trials([view(trial, self._space) for trial in trials])

@@ -25,9 +25,9 @@ KEY = "algorithm.actor_lr"
 
 class Sizes(NamedTuple):
     num_trials: int = 8
-    env_steps: int = 204_800
+    env_steps: int = 61_440
     parallel: int = 2
-    repeats: int = 3
+    repeats: int = 2
 
 
 QUICK = Sizes(2, 4096, 2, 1)

@@ -53,7 +53,7 @@ ORDER = [
     ["rl_service.tuning.settings", "rl_service.tuning.space"],
     ["rl_service.tuning.load"],
     ["rl_service.tuning.folder", "rl_service.tuning.observer"],
-    ["rl_service.tuning.report"],
+    ["rl_service.tuning.report", "rl_service.tuning.trackers"],
     [
         "rl_service.tuning.resources",
         "rl_service.tuning.search",

@@ -18,6 +18,7 @@ from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.observer import TrialView
 from tests.integration.serving.conftest import command, descendants
 from tests.tuning import Watcher, iterations, run_plan, small_plan
+from tests.unit.tracking.test_wandb import curve, records
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -47,6 +48,26 @@ def test_the_best_of_several_seeds_and_trials_is_registered(tmp_path: Path) -> N
     assert preset.algorithm == plan.space.settings(result.best_values).algorithm
     report = Path(result.experiment, "report", "results.csv").read_text(encoding="utf-8")
     assert report.splitlines()[1].startswith(f"{result.best_trial},finished,")
+
+
+def test_each_trial_is_a_run_of_its_own_in_the_trackers(tmp_path: Path) -> None:
+    tracking = {"tensorboard": True, "wandb_project": "tests"}
+    result = run_plan(small_plan(tmp_path, settings={"tracking": tracking}), str(tmp_path / "runs"))
+    folders = list(Path(result.experiment).glob("trial_*"))
+    assert len(folders) == 2
+    for folder in folders:
+        assert len(list(folder.glob("events.out.tfevents.*"))) >= 1
+        first = min((folder / "wandb").glob("offline-run-*"))
+        assert [step for step, _ in curve(first, "score")] == [64, 128, 192]
+        assert [step for step, _ in curve(first, "actor_lr")] == [64, 128, 192]
+    best = Path(result.experiment, f"trial_{result.best_trial}")
+    artifacts = [
+        record.artifact.name
+        for run in (best / "wandb").glob("offline-run-*")
+        for record in records(run)
+        if record.HasField("artifact") and record.artifact.type == "model"
+    ]
+    assert artifacts == [NAME]
 
 
 def test_early_stopping_ends_trials_before_their_time(tmp_path: Path) -> None:

@@ -41,11 +41,12 @@ def test_failed_trials_are_last_whatever_their_score(tmp_path: Path) -> None:
     trials = [
         trial("nothing", None, status="waiting"),
         trial("failed", 99.0, status="failed", error="it became NaN"),
+        trial("collapsed", 30.0, score=3.0, time_s=1.0),
         trial("slow", 30.0, time_s=9.0),
         trial("fast", 30.0),
         trial("early", 10.0),
     ]
-    order = ["fast", "slow", "early", "nothing", "failed"]
+    order = ["fast", "slow", "collapsed", "early", "nothing", "failed"]
     assert [one.trial_id for one in ranked(trials)] == order
     write_table(tmp_path / "results.csv", plan(tmp_path), trials)
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
