@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.reporting import Comparison
 
+_SHOWN = ("seeds", "env steps", "final return", "best evaluation")  # what fits on a narrow screen
+
 
 def compare(
     runs: Annotated[
@@ -63,10 +65,12 @@ def _print_table(comparison: Comparison) -> None:
     from rl_service.reporting.results import HEADINGS
 
     table = Table(box=box.SIMPLE_HEAD)
-    for i, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if i == 0 else "right")
+    table.add_column("group", overflow="fold")
+    for heading in _SHOWN:
+        table.add_column(heading, justify="right", no_wrap=heading != "seeds")
     for result in comparison.results:
-        table.add_row(*map(Text, result.cells()))
+        cells = dict(zip(HEADINGS, result.cells(), strict=True))
+        table.add_row(*(Text(cells[heading]) for heading in ("group", *_SHOWN)))
     Console().print(table)
     typer.echo(f"figures and tables: {short_path(comparison.folder)}")
 
