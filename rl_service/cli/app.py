@@ -8,6 +8,7 @@ import sys
 import typer
 
 from rl_service.cli.cluster import cluster
+from rl_service.cli.compare import compare
 from rl_service.cli.doctor import doctor
 from rl_service.cli.evaluate import evaluate
 from rl_service.cli.jobs import jobs
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(compare)
 app.command()(tune)
 app.command()(serve)
 app.command()(doctor)

@@ -23,7 +23,7 @@ def submit(
         typer.Argument(
             metavar="TARGET",
             help="A settings file (with a search_space it is tuned, else trained), a shipped one's "
-            "name, or train, tune or evaluate.",
+            "name, or train, tune, evaluate or compare.",
         ),
     ],
     arguments: Annotated[

@@ -11,7 +11,7 @@ from rl_service.config.yaml_text import read_yaml_mapping
 from rl_service.errors import JobError, SettingsError
 from rl_service.files import as_folder_name
 
-COMMANDS = ("train", "tune", "evaluate")
+COMMANDS = ("train", "tune", "evaluate", "compare")
 _SUBMITTED = "submitted"  # folder in the zip for a settings file that is not the project's
 _LONGEST_NAME = 40
 
@@ -43,10 +43,12 @@ def resolve_target(
         files: that travel anyway, by their name in the zip.
 
     Raises:
-        JobError: if it is none of them.
+        JobError: if it is none of them, or `compare` without a folder for its figures.
         SettingsError: if the settings file cannot be read.
     """
     if target in COMMANDS:
+        if target == "compare":
+            _check_has_folder(arguments)
         return Target(target, [target, *arguments], {})
     path = _settings_file(target)
     name, further = _name_in_zip(path, folder, files)
@@ -66,6 +68,15 @@ def needs_folder(arguments: Sequence[str]) -> bool:
     if arguments[0] == "evaluate":
         return "--video" in names
     return "--storage" not in names
+
+
+def _check_has_folder(arguments: Sequence[str]) -> None:
+    """Tells now what the job would only say in its log."""
+    if not any(argument.startswith(("-o", "--output")) for argument in arguments):
+        raise JobError(
+            "compare lacks a folder for its figures, since an -o before -- is the folder that the "
+            "job runs in; give it after --: rl-service submit compare RUN... -- -o DIR"
+        )
 
 
 def _settings_file(target: str) -> Path:

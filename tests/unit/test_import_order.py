@@ -62,6 +62,7 @@ ORDER = [
     ],
     ["rl_service.tuning.best"],
     ["rl_service.tuning.experiment"],
+    ["rl_service.reporting"],
     # Serving; only exposure and the two files at its end know Ray.
     [
         "rl_service.serving",

@@ -49,6 +49,7 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
     [
         "train",
         "evaluate",
+        "compare",
         "tune",
         "serve",
         "doctor",

@@ -32,6 +32,14 @@ def test_a_command_takes_its_arguments_as_they_are(project: Path) -> None:
     assert arguments(*given, project=project) == given
 
 
+def test_a_comparison_brings_its_own_folder(project: Path) -> None:
+    for folder in (["-o", "figures"], ["-ofigures"], ["--output-dir=figures"]):
+        given = ["compare", "runs/a/b", *folder]
+        assert arguments(*given, project=project) == given
+    with pytest.raises(JobError, match=r"give it after --: rl-service submit compare RUN\.\.\. --"):
+        arguments("compare", "runs/a/b", project=project)
+
+
 def test_a_file_with_a_search_space_is_tuned_and_another_one_trained(project: Path) -> None:
     tuned = arguments("My search.yaml", "--num-samples", "4", project=project)
     assert tuned == ["tune", "My search.yaml", "--num-samples", "4"]
@@ -80,6 +88,7 @@ def test_ids_are_short_and_fit_into_a_url() -> None:
         (["tune", "x.yaml", "--storage", "s3://b"], False),
         (["evaluate", "zoo:lunarlander"], False),
         (["evaluate", "zoo:lunarlander", "--video", "x.mp4"], True),
+        (["compare", "runs/a/b", "-o", "figures"], True),
     ],
 )
 def test_what_writes_files_needs_a_folder_that_lasts(given: list[str], expected: bool) -> None:
