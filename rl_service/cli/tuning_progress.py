@@ -171,8 +171,8 @@ def _table(trials: Sequence[TrialView]) -> Table:
     best_first = ranked(trials)[:_MAX_ROWS]
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("trial")
-    table.add_column("status")
+    table.add_column("trial", min_width=8, no_wrap=True)
+    table.add_column("status", min_width=8, no_wrap=True)
     for name in ("steps", "steps/s", "score", "best", *map(_short, keys), "time"):
         table.add_column(name, justify="right")
     for trial in best_first:

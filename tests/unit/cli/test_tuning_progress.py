@@ -77,11 +77,11 @@ def test_a_terminal_shows_the_best_trial_first_and_the_result_below(tmp_path: Pa
     out = Terminal()
     with RichTuningProgress(out) as progress:
         progress.on_start(small_plan(tmp_path), "/runs/x", 2)
-        trials = [trial("worse", best_score=1.0), trial("best"), trial("lost", status="failed")]
+        trials = [trial("worse", best_score=1.0), trial("better"), trial("lost", status="failed")]
         progress.on_trials(trials)
         progress.on_finish(RESULT, trials)
     shown = out.getvalue()
-    assert shown.index("best ") < shown.index("worse ")
+    assert shown.index("better ") < shown.index("worse ")
     for words in (
         "2 trials, 1 failed, 25,600 env steps",
         "Best: trial aaaa, score 123.5; its best policy on 20 fresh episodes: 120.0 ± 4.5",
