@@ -87,7 +87,12 @@ def dump_settings(settings: Settings) -> str:
 def _file_layer(config: Path | None) -> Layer:
     if config is None:
         return Layer("the settings file")
-    return Layer(config.as_posix(), read_yaml_mapping(resolve_settings_file(config)))
+    content = read_yaml_mapping(resolve_settings_file(config))
+    if "search_space" in content:
+        raise SettingsError(
+            f"{config} is a tuning file, as it has a search_space; run rl-service tune {config}"
+        )
+    return Layer(config.as_posix(), content)
 
 
 def _flag_layer(flags: Mapping[str, Any]) -> Layer:

@@ -67,6 +67,11 @@ def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPla
         SettingsError: with all problems.
     """
     content = read_yaml_mapping(resolve_settings_file(file))
+    if "search_space" not in content:
+        raise SettingsError(
+            f"{file} has no search_space; write a tuning file with `config: {file}` and one, or "
+            f"run rl-service train --config {file}"
+        )
     given = {key: value for key, value in (changed or {}).items() if value is not None}
     try:
         tuning = TuningSettings.model_validate(content | given)

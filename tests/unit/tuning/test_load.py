@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rl_service.config import load_settings
 from rl_service.config.presets import preset_names
 from rl_service.errors import SettingsError
 from rl_service.tuning.load import load_plan
@@ -31,6 +32,13 @@ def test_a_plan_reads_back_from_what_it_dumps(tmp_path: Path) -> None:
     assert again.points == plan.points
     assert again.tuning.num_samples == 5
     assert again.dump() == plan.dump()
+
+
+def test_settings_files_and_tuning_files_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="is a tuning file.*rl-service tune tuning/CartPole"):
+        load_settings(config=Path("tuning/CartPole-v1"))
+    with pytest.raises(SettingsError, match="quickstart has no search_space; .*train --config"):
+        load_plan(Path("quickstart"))
 
 
 @pytest.mark.parametrize(
