@@ -35,9 +35,9 @@ def test_a_plan_reads_back_from_what_it_dumps(tmp_path: Path) -> None:
 
 
 def test_settings_files_and_tuning_files_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="is a tuning file.*rl-service tune tuning/CartPole"):
+    with pytest.raises(SettingsError, match=r"is a tuning file.*rl-service tune tuning/CartPole"):
         load_settings(config=Path("tuning/CartPole-v1"))
-    with pytest.raises(SettingsError, match="quickstart has no search_space; .*train --config"):
+    with pytest.raises(SettingsError, match=r"quickstart has no search_space; .*train --config"):
         load_plan(Path("quickstart"))
 
 
