@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_service.cli.interruption import told_if_interrupted
 from rl_service.errors import SettingsError, TrainingFailedError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -85,7 +84,7 @@ def train(
         "tracking.wandb_entity": wandb_entity,
     }
     names = {"model": model, "algorithm": algorithm, "env": env}
-    with _told_if_interrupted():
+    with told_if_interrupted():
         if resume is not None:
             _refuse_beside_resume({**names, **flags, "config": config})
             run, loaded = _resumed(resume, iterations, overrides or [])
@@ -97,19 +96,6 @@ def train(
         typer.echo(json.dumps(asdict(result)))
     if result.status == "stopped":
         raise typer.Exit(130)
-
-
-@contextlib.contextmanager
-def _told_if_interrupted() -> Iterator[None]:
-    """One line and status 130 for a Ctrl-C or SIGTERM that comes before there is a step to end."""
-    from rl_service.runs.signals import interruptible
-
-    try:
-        with interruptible():
-            yield
-    except KeyboardInterrupt as error:  # typer would end without a word
-        typer.echo(f"error: interrupted; {str(error) or 'nothing was started'}", err=True)
-        raise typer.Exit(130) from error
 
 
 def _load(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_service.cli.interruption import told_if_interrupted
 from rl_service.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -44,11 +45,12 @@ def tune(
     ] = False,
 ) -> None:
     """Search for better settings; the best policy is registered as `best`."""
-    if resume is None:
-        plan, experiment = _new(file, num_samples, storage)
-    else:
-        plan, experiment = _opened(resume, file, num_samples, storage)
-    result = _run(plan, experiment, resume=resume is not None)
+    with told_if_interrupted():
+        if resume is None:
+            plan, experiment = _new(file, num_samples, storage)
+        else:
+            plan, experiment = _opened(resume, file, num_samples, storage)
+        result = _run(plan, experiment, resume=resume is not None)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
     if result.status == "stopped":

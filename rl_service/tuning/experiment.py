@@ -21,6 +21,7 @@ from ray.tune.tune_config import ResumeConfig
 from rl_service.errors import RLServiceError, TuningError
 from rl_service.machine import available_gpus
 from rl_service.ray_session import ray_session
+from rl_service.runs import Run
 from rl_service.tuning.best import BestOfTrials, keep_best
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView, TuneResult, TuningObserver
@@ -34,6 +35,7 @@ from rl_service.tuning.report import (
 from rl_service.tuning.resources import TrialResources, check_placement, check_shared
 from rl_service.tuning.search import build_scheduler, search_arguments
 from rl_service.tuning.settings import PB2Settings, PBTSettings
+from rl_service.tuning.snapshot import saved_trials
 from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trackers import TrialTrackers, trial_folder
 from rl_service.tuning.trial import TuningTrial
@@ -61,6 +63,8 @@ def tune_experiment(
         TuningError: if no trial left a policy.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_locked(plan, storage))
+        saved = saved_trials(storage) if resume else set()
         try:
             stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
             fitting = check_placement(plan.space)
@@ -78,10 +82,12 @@ def tune_experiment(
             )
         folder = stack.enter_context(storage.working_folder())
         trackers = TrialTrackers(plan.space, folder, observer.on_message)
-        watch = Watch(observer, trackers, plan.space, build_scheduler(plan))
-        with _Stopping() as stopping:
+        stopping = _Stopping()
+        scheduler = build_scheduler(plan)
+        watch = Watch(observer, trackers, plan.space, scheduler, saved, lambda: stopping.requested)
+        with stopping:
             try:
-                trials = _run_trials(plan, storage, watch, max_concurrent, resume)
+                trials = _run_trials(plan, storage, watch, max_concurrent, bool(saved))
             finally:
                 trackers.finish_all("stopped")
         views = [view(trial, plan.space) for trial in trials]
@@ -159,7 +165,7 @@ def _tune_environment() -> Iterator[None]:
 
 
 class _Stopping:
-    """Passes the first SIGINT or SIGTERM on to Tune as the signal on which it saves and ends.
+    """Notes the first SIGINT or SIGTERM, so that Tune can save and end.
 
     The second one raises KeyboardInterrupt at once. Outside the main thread there are no signals.
     """
@@ -172,6 +178,8 @@ class _Stopping:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._receive)
+            # Tune's own handler takes its place, and stays when Tune has ended.
+            self._previous[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,7 +190,14 @@ class _Stopping:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        signal.raise_signal(signal.SIGUSR1)
+
+
+def _locked(
+    plan: TuningPlan, storage: ExperimentStorage
+) -> contextlib.AbstractContextManager[None]:
+    """Keeps other processes of this machine from working on the experiment."""
+    folder = storage.local_path
+    return contextlib.nullcontext() if folder is None else Run(folder, plan.base).lock()
 
 
 def _conclude(

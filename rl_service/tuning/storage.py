@@ -114,6 +114,12 @@ class ExperimentStorage:
         with self._reporting("read"):
             return bytes(self._filesystem.cat_file(f"{self._path}/{name}")).decode()
 
+    def names(self, pattern: str) -> list[str]:
+        """Names of the files that match a shell pattern."""
+        with self._reporting("read"):
+            found = self._filesystem.glob(f"{self._path}/{pattern}")
+        return [str(path).rpartition("/")[2] for path in found]
+
     def put_folder(self, folder: Path, name: str) -> None:
         """Copies a local folder of files into the experiment, over what is there."""
         with self._reporting("written"):

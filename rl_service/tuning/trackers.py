@@ -62,6 +62,8 @@ class TrialTrackers:
 
     def keep_best(self, trial: TrialView, bundle: Path, version: PolicyVersion) -> None:
         """Adds the best policy to its trial, which has ended."""
+        if self._space.base.tracking.wandb_project is None:  # nothing else keeps files
+            return
         for tracker in self._build(trial):
             tracker.log_policy(bundle, version)
             tracker.finish("finished")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from rl_service.config.text import one_line
+from rl_service.errors import TuningError
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
 from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
@@ -66,6 +68,14 @@ class Watch(Callback):  # type: ignore[misc]
     Ray Tune restores its searcher when an experiment goes on, and not its scheduler; successive
     halving would then compare trials with those after the restart alone. A callback's state is
     kept, so the scheduler's rungs go with it.
+
+    Args:
+        observer: who is told.
+        trackers: who gets the numbers.
+        space: of the experiment.
+        scheduler: of the experiment.
+        expected: ids of trials that must have come back.
+        should_stop: whether the experiment is to be saved and ended.
     """
 
     def __init__(
@@ -74,11 +84,27 @@ class Watch(Callback):  # type: ignore[misc]
         trackers: TrialTrackers,
         space: SearchSpace,
         scheduler: TrialScheduler,
+        expected: Set[str],
+        should_stop: Callable[[], bool],
     ) -> None:
         self._observer = observer
         self._trackers = trackers
+        self._expected = frozenset(expected)
+        self._should_stop = should_stop
         self._space = space
         self.scheduler = scheduler
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **_: Any) -> None:
+        """Tune looks after its trials again, many times a second."""
+        lost = self._expected - {trial.trial_id for trial in trials}
+        if lost:
+            raise TuningError(
+                f"trials {', '.join(sorted(lost))} could not be read back (see the experiment's "
+                f"log.txt); was it started with another version of Ray?"
+            )
+        self._expected = frozenset()
+        if self._should_stop():
+            signal.raise_signal(signal.SIGUSR1)  # on which Tune saves and ends
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial has a place."""

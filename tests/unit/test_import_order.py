@@ -52,7 +52,11 @@ ORDER = [
     ["rl_service.tuning", "rl_service.tuning.domains", "rl_service.tuning.storage"],
     ["rl_service.tuning.settings", "rl_service.tuning.space"],
     ["rl_service.tuning.load"],
-    ["rl_service.tuning.folder", "rl_service.tuning.observer"],
+    [
+        "rl_service.tuning.folder",
+        "rl_service.tuning.observer",
+        "rl_service.tuning.snapshot",
+    ],
     ["rl_service.tuning.report", "rl_service.tuning.trackers"],
     [
         "rl_service.tuning.resources",

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from rl_service.config import load_settings
-from rl_service.errors import TuningError
+from rl_service.errors import CheckpointError, TuningError
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
+from rl_service.runs import Run
 from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.observer import TrialView
@@ -214,3 +215,22 @@ def test_a_finished_experiment_goes_on_to_the_same_result(tmp_path: Path) -> Non
     again = tune_experiment(plan, experiment, Watcher(), resume=True)
     assert again == first
     assert iterations(first.experiment) == before
+
+
+def test_an_experiment_that_was_killed_before_its_first_snapshot_begins(tmp_path: Path) -> None:
+    plan = small_plan(tmp_path, num_samples=1)
+    experiment = new_experiment(plan, str(tmp_path / "runs"))
+    result = tune_experiment(plan, experiment, Watcher(), resume=True)
+    assert (result.status, result.trials) == ("finished", 1)
+
+
+def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
+    plan = small_plan(tmp_path)
+    experiment = new_experiment(plan, str(tmp_path / "runs"))
+    folder = experiment.local_path
+    assert folder is not None
+    with (
+        Run(folder, plan.base).lock(),
+        pytest.raises(CheckpointError, match="in progress in another process"),
+    ):
+        tune_experiment(plan, experiment, Watcher(), resume=True)
