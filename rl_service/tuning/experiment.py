@@ -65,25 +65,12 @@ def tune_experiment(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked(plan, storage))
         saved = saved_trials(storage) if resume else set()
-        try:
-            stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
-            fitting = check_placement(plan.space)
-            check_shared(storage)
-        except RLServiceError:
-            if not resume:
-                storage.remove()
-            raise
+        fitting = _connect(stack, plan, storage, leaves_nothing=not resume)
         max_concurrent = min(plan.tuning.max_concurrent or fitting, plan.tuning.num_samples)
-        observer.on_start(plan, str(storage), max_concurrent)
-        if max_concurrent > fitting:  # where nodes come by themselves, this is how to get them
-            observer.on_message(
-                f"{max_concurrent} trials at a time are asked for, and {fitting} fit on the nodes "
-                f"that there are; the others wait for more nodes"
-            )
+        _announce(plan, storage, observer, max_concurrent, fitting)
         folder = stack.enter_context(storage.working_folder())
         trackers = TrialTrackers(plan.space, folder, observer.on_message)
-        stopping = _Stopping()
-        scheduler = build_scheduler(plan)
+        stopping, scheduler = _Stopping(), build_scheduler(plan)
         watch = Watch(observer, trackers, plan.space, scheduler, saved, lambda: stopping.requested)
         with stopping:
             try:
@@ -97,6 +84,43 @@ def tune_experiment(
             result = _conclude(plan, storage, observer, trackers, trials, views)
     observer.on_finish(result, views)
     return result
+
+
+def _connect(
+    stack: contextlib.ExitStack,
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    *,
+    leaves_nothing: bool,
+) -> int:
+    """Connects to Ray until the stack closes; returns the trials that fit at a time.
+
+    A new experiment that cannot run here leaves nothing behind.
+    """
+    try:
+        stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
+        fitting = check_placement(plan.space)
+        check_shared(storage)
+    except RLServiceError:
+        if leaves_nothing:
+            storage.remove()
+        raise
+    return fitting
+
+
+def _announce(
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    observer: TuningObserver,
+    max_concurrent: int,
+    fitting: int,
+) -> None:
+    observer.on_start(plan, str(storage), max_concurrent)
+    if max_concurrent > fitting:  # where nodes come by themselves, this is how to get them
+        observer.on_message(
+            f"{max_concurrent} trials at a time are asked for, and {fitting} fit on the nodes "
+            f"that there are; the others wait for more nodes"
+        )
 
 
 def _run_trials(

@@ -35,6 +35,22 @@ def checkpoints(user: UserCluster) -> list[Path]:
     return list(user.project.glob("runs/*/trial_*/checkpoint_*/result.json"))
 
 
+def test_a_folder_that_other_nodes_do_not_see_is_no_storage(cluster: UserCluster) -> None:
+    write_file(cluster)
+    # A path that is another folder in every process, as a local disk is on every machine.
+    apart = "/proc/self/cwd/apart"
+    connected = {
+        "RAY_ADDRESS": cluster.state.address,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": cluster.token,
+    }
+    line = cluster.refusal("tune", "small.yaml", "--storage", apart, **connected)
+    assert "the cluster has 2 nodes" in line
+    assert "cannot see /proc/self/cwd/apart" in line
+    assert "give --storage a shared folder or a URI" in line
+    assert not list(cluster.project.glob("apart/*"))
+
+
 @pytest.mark.timeout(600)
 def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluster) -> None:
     write_file(cluster)
