@@ -71,7 +71,15 @@ def tune_experiment(
         folder = stack.enter_context(storage.working_folder())
         trackers = TrialTrackers(plan.space, folder, observer.on_message)
         stopping, scheduler = _Stopping(), build_scheduler(plan)
-        watch = Watch(observer, trackers, plan.space, scheduler, saved, lambda: stopping.requested)
+        watch = Watch(
+            observer,
+            trackers,
+            plan.space,
+            scheduler,
+            saved,
+            storage,
+            lambda: stopping.requested,
+        )
         with stopping:
             try:
                 trials = _run_trials(plan, storage, watch, max_concurrent, bool(saved))

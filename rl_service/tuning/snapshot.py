@@ -1,7 +1,8 @@
-"""What Ray Tune has saved of an experiment.
+"""What Ray Tune has saved of an experiment, and a second copy of it.
 
-Tune starts an experiment all over, without a word, if it cannot read what it has saved. So the
-trials that must come back are read here first.
+Tune writes over its only snapshot, and starts an experiment all over, without a word, if it cannot
+read it. So whole snapshots are copied as the experiment goes on, and the trials that must come
+back are read here before Tune is asked.
 """
 
 from __future__ import annotations
@@ -11,23 +12,64 @@ import json
 from rl_service.errors import TuningError
 from rl_service.tuning.storage import ExperimentStorage
 
-_PATTERN = "experiment_state-*.json"
+BACKUP_FOLDER = "snapshot"
+_STATE = "experiment_state-*.json"
+_FILES = (_STATE, "search_gen_state-*.json", "searcher-state-*.pkl", "callback-states-*.pkl")
+
+
+def back_up(storage: ExperimentStorage) -> None:
+    """Copies the newest snapshot, unless it is being written just now."""
+    newest = _newest(storage)
+    if newest and all(_is_whole(name, content) for name, content in newest.items()):
+        for name, content in newest.items():
+            storage.write(f"{BACKUP_FOLDER}/{name}", content)
 
 
 def saved_trials(storage: ExperimentStorage) -> set[str]:
     """Ids of the trials in the newest snapshot; none if the experiment was killed before its first.
 
+    A snapshot that a kill has left half written is replaced by the copy.
+
     Raises:
-        TuningError: if the snapshot is damaged.
+        TuningError: if both are damaged.
     """
-    names = sorted(storage.names(_PATTERN))  # they end with the time of the start
-    if not names:
+    newest = _newest(storage)
+    if not newest:
         return set()
-    try:
-        content = json.loads(storage.read(names[-1]))
-        return {json.loads(trial)["trial_id"] for trial, _ in content["trial_data"]}
-    except (ValueError, KeyError, TypeError) as error:
+    if not all(_is_whole(name, content) for name, content in newest.items()):
+        newest = _restore(storage, newest)
+    [state] = [content for name, content in newest.items() if name.startswith("experiment_state")]
+    return {json.loads(trial)["trial_id"] for trial, _ in json.loads(state)["trial_data"]}
+
+
+def _newest(storage: ExperimentStorage) -> dict[str, bytes]:
+    """Content of the newest file of each kind; their names end with the time of the start."""
+    names = [max(found) for pattern in _FILES if (found := storage.names(pattern))]
+    return {name: storage.read_bytes(name) for name in names}
+
+
+def _restore(storage: ExperimentStorage, damaged: dict[str, bytes]) -> dict[str, bytes]:
+    copies = {
+        name: storage.read_bytes(f"{BACKUP_FOLDER}/{name}")
+        for name in damaged
+        if storage.names(f"{BACKUP_FOLDER}/{name}")
+    }
+    if copies.keys() != damaged.keys():
+        broken = [name for name, content in damaged.items() if not _is_whole(name, content)]
         raise TuningError(
-            f"{storage}/{names[-1]} is damaged; the trials' checkpoints beside it are whole, but "
-            f"the experiment cannot go on: start a new one"
-        ) from error
+            f"{storage}/{broken[0]} is damaged, and there is no copy of it; the trials' "
+            f"checkpoints are whole, but the experiment cannot go on: start a new one"
+        )
+    for name, content in copies.items():
+        storage.write(name, content)
+    return copies
+
+
+def _is_whole(name: str, content: bytes) -> bool:
+    if name.endswith(".pkl"):
+        return content.endswith(b".")  # a pickle's last opcode
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True

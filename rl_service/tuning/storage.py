@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rl_service.config.text import one_line
 from rl_service.errors import OutputError, SettingsError, TuningError
-from rl_service.files import output_errors, write_atomic
+from rl_service.files import output_errors
 
 PLAN_FILE = "tuning.yaml"
 DEFAULT_STORAGE = "runs"
@@ -93,26 +94,35 @@ class ExperimentStorage:
         filesystem = pyarrow.fs.PyFileSystem(handler)
         return {"name": self.name, "storage_path": parent, "storage_filesystem": filesystem}
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Writes a small file, whole or not at all.
 
         Raises:
             OutputError: if it cannot be written.
         """
-        if self.local_path is not None:
-            write_atomic(self.local_path / name, text)
-            return
+        data = content.encode() if isinstance(content, str) else content
+        path = f"{self._path}/{name}"
         with self._reporting("written"):
-            self._filesystem.pipe_file(f"{self._path}/{name}", text.encode())
+            self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if self.local_path is None:
+                self._filesystem.pipe_file(path, data)
+                return
+            staged = f"{path}.new"
+            self._filesystem.pipe_file(staged, data)
+            os.replace(staged, path)
 
     def read(self, name: str) -> str:
+        """Reads a small text file; as `read_bytes`."""
+        return self.read_bytes(name).decode()
+
+    def read_bytes(self, name: str) -> bytes:
         """Reads a small file.
 
         Raises:
             OutputError: if it cannot be read.
         """
         with self._reporting("read"):
-            return bytes(self._filesystem.cat_file(f"{self._path}/{name}")).decode()
+            return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
 
     def names(self, pattern: str) -> list[str]:
         """Names of the files that match a shell pattern."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from rl_service.config.text import one_line
 from rl_service.errors import TuningError
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
 from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
+from rl_service.tuning.snapshot import back_up
 from rl_service.tuning.space import SearchSpace
+from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trackers import TrialTrackers
 
 _STATUS: dict[str, TrialStatus] = {
@@ -27,6 +30,7 @@ _STATUS: dict[str, TrialStatus] = {
     Trial.ERROR: "failed",
 }
 _SCHEDULER = "scheduler"
+_BACKUP_PERIOD_S = 5.0
 
 
 def view(trial: Trial, space: SearchSpace) -> TrialView:
@@ -75,6 +79,7 @@ class Watch(Callback):  # type: ignore[misc]
         space: of the experiment.
         scheduler: of the experiment.
         expected: ids of trials that must have come back.
+        storage: of the experiment; its snapshots are copied.
         should_stop: whether the experiment is to be saved and ended.
     """
 
@@ -85,11 +90,14 @@ class Watch(Callback):  # type: ignore[misc]
         space: SearchSpace,
         scheduler: TrialScheduler,
         expected: Set[str],
+        storage: ExperimentStorage,
         should_stop: Callable[[], bool],
     ) -> None:
         self._observer = observer
         self._trackers = trackers
         self._expected = frozenset(expected)
+        self._storage = storage
+        self._backed_up_at = time.monotonic()
         self._should_stop = should_stop
         self._space = space
         self.scheduler = scheduler
@@ -103,6 +111,9 @@ class Watch(Callback):  # type: ignore[misc]
                 f"log.txt); was it started with another version of Ray?"
             )
         self._expected = frozenset()
+        if time.monotonic() - self._backed_up_at > _BACKUP_PERIOD_S:
+            back_up(self._storage)
+            self._backed_up_at = time.monotonic()
         if self._should_stop():
             signal.raise_signal(signal.SIGUSR1)  # on which Tune saves and ends
 

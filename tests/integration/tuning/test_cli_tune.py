@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 from rl_service.machine import available_cpus
+from rl_service.tuning.snapshot import saved_trials
+from rl_service.tuning.storage import ExperimentStorage
 from tests.tuning import iterations, write_tuning_file
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "", "OMP_NUM_THREADS": "1"}
 PATIENCE_S = 240.0
+NUM_ITERATIONS = 40
+"""Of a trial, so that one lasts for seconds."""
 
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
@@ -52,9 +56,16 @@ def trials_of(experiment: Path) -> dict[str, Any]:
     snapshots = sorted(experiment.glob("experiment_state-*.json"), key=lambda p: p.stat().st_mtime)
     if not snapshots:
         return {}
-    content = json.loads(snapshots[-1].read_text(encoding="utf-8"))
+    try:
+        content = json.loads(snapshots[-1].read_text(encoding="utf-8"))
+    except ValueError:  # Tune is just writing over it
+        return {}
     rows = [json.loads(trial) for trial, _ in content["trial_data"]]
     return {row["trial_id"]: row for row in rows}
+
+
+def checkpoints(experiment: Path) -> set[Path]:
+    return set(experiment.glob("trial_*/checkpoint_*"))
 
 
 def num_finished(experiment: Path) -> int:
@@ -63,13 +74,19 @@ def num_finished(experiment: Path) -> int:
 
 @pytest.mark.timeout(600)
 def test_killed_and_interrupted_experiments_go_on_to_their_end(tmp_path: Path) -> None:
-    write_tuning_file(tmp_path / "small.yaml", num_samples=3, max_concurrent=1)
+    write_tuning_file(
+        tmp_path / "small.yaml",
+        num_samples=3,
+        max_concurrent=1,
+        settings={"stop": {"iterations": NUM_ITERATIONS}},
+    )
     first = start("small.yaml", cwd=tmp_path)
     wait_for(lambda: list(tmp_path.glob("runs/*/tuning.yaml")), first)
     [experiment] = tmp_path.glob("runs/*")
     wait_for(lambda: num_finished(experiment) >= 1, first)
     first.kill()
     first.communicate()
+    saved_trials(ExperimentStorage.open(str(experiment)))  # puts a copy in place of half a file
     before = trials_of(experiment)
     finished = [name for name, row in before.items() if row["status"] == "TERMINATED"]
     states = {
@@ -77,10 +94,11 @@ def test_killed_and_interrupted_experiments_go_on_to_their_end(tmp_path: Path) -
         for name in finished
         for file in experiment.glob(f"trial_{name}/checkpoint_*/seed_3/training_state.pt")
     }
-    assert states
+    assert before
 
     second = start("--resume", experiment.name, "--json", cwd=tmp_path)
-    wait_for(lambda: num_finished(experiment) > len(finished), second)
+    known = checkpoints(experiment)
+    wait_for(lambda: checkpoints(experiment) - known, second)
     second.send_signal(signal.SIGINT)
     out, err = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 130, err
@@ -91,7 +109,7 @@ def test_killed_and_interrupted_experiments_go_on_to_their_end(tmp_path: Path) -
     assert (status, err) == (0, "")
     result = json.loads(out.splitlines()[-1])
     assert (result["status"], result["trials"], result["failed"]) == ("finished", 3, 0)
-    assert result["env_steps"] == 3 * 3 * 64
+    assert result["env_steps"] == 3 * NUM_ITERATIONS * 64
     after = trials_of(experiment)
     assert {name: after[name]["config"] for name in before} == {
         name: row["config"] for name, row in before.items()
@@ -99,7 +117,7 @@ def test_killed_and_interrupted_experiments_go_on_to_their_end(tmp_path: Path) -
     # What had finished was not touched, and nothing trained twice.
     assert {file: file.stat().st_mtime_ns for file in states} == states
     for rows in iterations(str(experiment)).values():
-        assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+        assert [row["training_iteration"] for row in rows] == [*range(1, NUM_ITERATIONS + 1)]
     assert (experiment / "report" / "results.csv").is_file()
     assert (tmp_path / "policies" / "cartpole-v1-mlp-ppo").is_dir()
 

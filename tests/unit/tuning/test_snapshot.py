@@ -1,4 +1,4 @@
-"""Which trials must come back when an experiment goes on."""
+"""Which trials must come back when an experiment goes on, and what a kill may have left of them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,46 @@ from pathlib import Path
 import pytest
 
 from rl_service.errors import TuningError
-from rl_service.tuning.snapshot import saved_trials
+from rl_service.tuning.snapshot import back_up, saved_trials
 from rl_service.tuning.storage import ExperimentStorage
 
+STATE, SEARCHER = "experiment_state-2026-01-01.json", "searcher-state-2026-01-01.pkl"
 
-def test_the_newest_snapshot_counts(tmp_path: Path) -> None:
-    storage = ExperimentStorage.create(str(tmp_path), "one")
+
+def write(storage: ExperimentStorage, *ids: str, day: int = 1) -> None:
+    trials = [[json.dumps({"trial_id": name}), "{}"] for name in ids]
+    storage.write(f"experiment_state-2026-01-0{day}.json", json.dumps({"trial_data": trials}))
+    storage.write(f"searcher-state-2026-01-0{day}.pkl", b"whole.")
+
+
+@pytest.fixture(params=["", "memory://"])
+def storage(tmp_path: Path, request: pytest.FixtureRequest) -> ExperimentStorage:
+    return ExperimentStorage.create(f"{request.param}{tmp_path}", "one")
+
+
+def test_the_newest_snapshot_counts(storage: ExperimentStorage) -> None:
     assert saved_trials(storage) == set()
-    for day, ids in ((1, ["a"]), (2, ["a", "b"])):
-        trials = [[json.dumps({"trial_id": name}), "{}"] for name in ids]
-        storage.write(f"experiment_state-2026-01-0{day}.json", json.dumps({"trial_data": trials}))
+    write(storage, "a")
+    write(storage, "a", "b", day=2)
     assert saved_trials(storage) == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "{}", '{"trial_data": [1]}', '{"trial_data": [["{", ""]]}']
-)
-def test_a_damaged_snapshot_is_not_taken_for_none(tmp_path: Path, text: str) -> None:
-    storage = ExperimentStorage.create(str(tmp_path), "one")
-    storage.write("experiment_state-2026-01-01.json", text)
+@pytest.mark.parametrize(("name", "left"), [(STATE, b""), (STATE, b'{"tr'), (SEARCHER, b"whol")])
+def test_a_half_written_snapshot_is_replaced_by_its_copy(
+    storage: ExperimentStorage, name: str, left: bytes
+) -> None:
+    write(storage, "a")
+    back_up(storage)
+    write(storage, "a", "b")
+    storage.write(name, left)
+    back_up(storage)  # which does not copy what is damaged
+    assert saved_trials(storage) == {"a"}
+    assert saved_trials(storage) == {"a"}
+    assert storage.read_bytes(SEARCHER) == b"whole."
+
+
+def test_without_a_copy_it_is_not_taken_for_none(storage: ExperimentStorage) -> None:
+    write(storage, "a")
+    storage.write(STATE, b"")
     with pytest.raises(TuningError, match=r"experiment_state-2026-01-01.json is damaged"):
         saved_trials(storage)
