@@ -8,6 +8,7 @@ back are read here before Tune is asked.
 from __future__ import annotations
 
 import json
+import pickle
 
 from rl_service.errors import TuningError
 from rl_service.tuning.storage import ExperimentStorage
@@ -66,8 +67,8 @@ def _restore(storage: ExperimentStorage, damaged: dict[str, bytes]) -> dict[str,
 
 
 def _is_whole(name: str, content: bytes) -> bool:
-    if name.endswith(".pkl"):
-        return content.endswith(b".")  # a pickle's last opcode
+    if not name.startswith("experiment_state"):  # the others are pickles, whatever their names say
+        return content.endswith(pickle.STOP)
     try:
         json.loads(content)
     except ValueError:
