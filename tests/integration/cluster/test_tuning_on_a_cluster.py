@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.integration.cluster.conftest import STEP_VARIABLE, UserCluster, wait_for
-from tests.tuning import SMALL, iterations
+from tests.tuning import SMALL, iterations, write_tuning_file
 
 NUM_TRIALS = 3
 NUM_ITERATIONS = 8
@@ -36,7 +36,7 @@ def checkpoints(user: UserCluster) -> list[Path]:
 
 
 def test_a_folder_that_other_nodes_do_not_see_is_no_storage(cluster: UserCluster) -> None:
-    write_file(cluster)
+    write_tuning_file(cluster.project / "plain.yaml")
     # A path that is another folder in every process, as a local disk is on every machine.
     apart = "/proc/self/cwd/apart"
     connected = {
@@ -44,7 +44,9 @@ def test_a_folder_that_other_nodes_do_not_see_is_no_storage(cluster: UserCluster
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": cluster.token,
     }
-    line = cluster.refusal("tune", "small.yaml", "--storage", apart, **connected)
+    status, out, err = cluster.run("tune", "plain.yaml", "--storage", apart, **connected)
+    assert status == 2, out + err
+    [line] = err.splitlines()
     assert "the cluster has 2 nodes" in line
     assert "cannot see /proc/self/cwd/apart" in line
     assert "give --storage a shared folder or a URI" in line
