@@ -22,9 +22,12 @@ class Metric:
     meaning: str
 
 
+ENV_STEPS = "num_env_steps_sampled_lifetime"
+"""What progress is measured in, and curves are drawn over."""
+
 METRICS: dict[str, Metric] = {
     "training_iteration": Metric("iterations", "iterations done, this one included"),
-    "num_env_steps_sampled_lifetime": Metric("env steps", "steps sampled since the run began"),
+    ENV_STEPS: Metric("env steps", "steps sampled since the run began"),
     "num_episodes": Metric("episodes", "episodes that ended in the iteration"),
     "episode_return_mean": Metric("reward", "mean undiscounted return, stochastic policy"),
     "episode_return_min": Metric("reward", "lowest return"),

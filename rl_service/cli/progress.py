@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -17,6 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from rl_service.cli.console import can_move_cursor, until_closed
 from rl_service.cli.figures import (
     duration,
     evaluation_return,
@@ -97,11 +96,11 @@ class PlainProgress:
     def on_finish(self, result: TrainResult) -> None:
         """Prints the result and what one may do next."""
         console = Console(file=self._out, color_system=None, force_terminal=False, width=100)
-        with _until_closed(self._out):
+        with until_closed(self._out):
             print_summary(console, result)
 
     def _print(self, line: str) -> None:
-        with _until_closed(self._out):
+        with until_closed(self._out):
             print(line, file=self._out, flush=True)
 
 
@@ -252,8 +251,7 @@ def build_progress(out: TextIO) -> PlainProgress | RichProgress:
     Args:
         out: where our own lines go; not closed.
     """
-    can_move_cursor = out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    return RichProgress(out) if can_move_cursor else PlainProgress(out)
+    return RichProgress(out) if can_move_cursor(out) else PlainProgress(out)
 
 
 def _title(settings: Settings) -> str:
@@ -279,14 +277,3 @@ def _iteration(row: Mapping[str, Any], total_iterations: int | None) -> str:
 
 def _known(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [row[key] for row in rows if row.get(key) is not None and math.isfinite(row[key])]
-
-
-@contextlib.contextmanager
-def _until_closed(out: TextIO) -> Iterator[None]:
-    """Lets a run go on when its reader has gone (`rl-service train | head`)."""
-    try:
-        yield
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, out.fileno())
-        os.close(nowhere)

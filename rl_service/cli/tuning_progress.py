@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -12,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rl_service.cli.console import can_move_cursor, until_closed
 from rl_service.cli.figures import duration, figure
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView, TuneResult
@@ -25,6 +25,7 @@ class PlainTuningProgress:
     """One line for each score and each end of a trial, for pipes, files and CI."""
 
     def __init__(self, out: TextIO) -> None:
+        self._out = out
         self._console = Console(file=out, color_system=None, force_terminal=False, width=120)
         self._shown: dict[str, tuple[Any, ...]] = {}
 
@@ -60,11 +61,13 @@ class PlainTuningProgress:
 
     def on_finish(self, result: TuneResult, trials: Sequence[TrialView]) -> None:
         """Prints the table and the result."""
-        self._console.print(_table(trials))
-        print_tuning_summary(self._console, result)
+        with until_closed(self._out):
+            self._console.print(_table(trials))
+            print_tuning_summary(self._console, result)
 
     def _line(self, text: str) -> None:
-        print(text, file=self._console.file, flush=True)
+        with until_closed(self._out):
+            print(text, file=self._out, flush=True)
 
 
 class RichTuningProgress:
@@ -114,8 +117,7 @@ class RichTuningProgress:
 
 def build_tuning_progress(out: TextIO) -> PlainTuningProgress | RichTuningProgress:
     """The display that suits the stream; use it as a context manager."""
-    can_move_cursor = out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    return RichTuningProgress(out) if can_move_cursor else PlainTuningProgress(out)
+    return RichTuningProgress(out) if can_move_cursor(out) else PlainTuningProgress(out)
 
 
 def print_tuning_summary(console: Console, result: TuneResult) -> None:

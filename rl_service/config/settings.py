@@ -98,6 +98,11 @@ class Settings(Group):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 123
     """Below 2**31, which every library that it seeds can take."""
 
+    def by_key(self) -> dict[str, Any]:
+        """All settings but the seed, as plain values, by the keys that `--set` takes."""
+        groups = self.model_dump(mode="json", exclude={"seed"})
+        return {f"{group}.{key}": value for group in groups for key, value in groups[group].items()}
+
     @property
     def env_steps_per_update(self) -> int:
         """Env steps, over all workers, between two updates of the policy."""

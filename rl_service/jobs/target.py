@@ -24,10 +24,6 @@ class Target(NamedTuple):
     files: dict[str, Path]
     """Further files that must travel, by their name in the zip."""
 
-    @property
-    def command(self) -> str:
-        return self.arguments[0]
-
 
 def resolve_target(
     target: str, arguments: Sequence[str], folder: Path, files: Mapping[str, Path]

@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_service.errors import CheckpointError
-from rl_service.metrics import METRICS
-
-ENV_STEPS = "num_env_steps_sampled_lifetime"
+from rl_service.metrics import ENV_STEPS, METRICS
 
 Floats = NDArray[np.float64]
 

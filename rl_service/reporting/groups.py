@@ -10,7 +10,8 @@ from typing import Any
 from rl_service.config.settings import Settings
 from rl_service.config.text import one_line
 from rl_service.errors import CheckpointError, SettingsError
-from rl_service.reporting.curves import ENV_STEPS, Band, Curve, band_of, curves_of
+from rl_service.metrics import ENV_STEPS
+from rl_service.reporting.curves import Band, Curve, band_of, curves_of
 from rl_service.runs import Run
 from rl_service.tuning.storage import PLAN_FILE
 
@@ -106,7 +107,7 @@ def _plain_labels(runs: Iterable[Run]) -> dict[Path, str]:
     for run in runs:
         s = run.settings
         name = f"{s.model.name} {s.algorithm.name} {s.env.id}"
-        by_name.setdefault(name, {})[run.path] = _flat(s)
+        by_name.setdefault(name, {})[run.path] = _compared(s)
     return {
         path: ", ".join([name, *(f"{key}={settings[key]}" for key in _varying(alike.values()))])
         for name, alike in by_name.items()
@@ -114,12 +115,9 @@ def _plain_labels(runs: Iterable[Run]) -> dict[Path, str]:
     }
 
 
-def _flat(settings: Settings) -> dict[str, Any]:
-    """Settings that make one run another than the next, by the keys that `--set` takes."""
-    groups = settings.model_dump(mode="json", exclude={"seed", "tracking"})
-    return {
-        f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()
-    }
+def _compared(settings: Settings) -> dict[str, Any]:
+    """Settings that make one run another than the next."""
+    return {k: v for k, v in settings.by_key().items() if not k.startswith("tracking.")}
 
 
 def _varying(settings: Iterable[dict[str, Any]]) -> list[str]:

@@ -20,10 +20,10 @@ from ray.tune.schedulers.pb2 import PB2
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 
+from rl_service.metrics import ENV_STEPS
 from rl_service.tuning.domains import Coordinate, Domain
 from rl_service.tuning.load import TuningPlan, population_keys
 from rl_service.tuning.settings import (
-    ENV_STEPS,
     SCORE,
     ASHASettings,
     MedianSettings,

@@ -15,8 +15,6 @@ training return). What searchers and schedulers compare."""
 BEST_SCORE = "best_score"
 """Mean over a trial's seeds of each seed's best score so far. What the result is ranked by, since
 a seed's best policy is what it leaves."""
-ENV_STEPS = "num_env_steps_sampled_lifetime"
-"""Env steps of each of a trial's seeds: what schedulers measure progress in."""
 SPEED = "env_steps_per_s"
 """Env steps of all of a trial's seeds by the seconds that their iterations took."""
 

@@ -92,7 +92,7 @@ class SearchSpace:
         ]
 
     def _condition_problems(self) -> list[str]:
-        known = set(self.domains) | set(_flat(self.base))
+        known = set(self.domains) | set(self.base.by_key())
         found = [
             f"search_space {key}: when names {other}, which is no setting"
             for key, domain in self.domains.items()
@@ -140,7 +140,7 @@ class SearchSpace:
         return order
 
     def _applies(self, domain: Domain, values: Mapping[str, Value]) -> bool:
-        fixed = _flat(self.base)
+        fixed = self.base.by_key()
         return all(
             # A setting that is itself drawn only sometimes, and was not, has no value here.
             (values.get(other) if other in self.domains else fixed[other]) in allowed
@@ -158,8 +158,3 @@ class SearchSpace:
             if name != base[group]["name"]:
                 base[group] = {"name": name}
         return base
-
-
-def _flat(settings: Settings) -> dict[str, Value]:
-    dumped = settings.model_dump(mode="json")
-    return {f"{group}.{key}": value for group in GROUPS for key, value in dumped[group].items()}

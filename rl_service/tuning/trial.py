@@ -16,9 +16,9 @@ from ray import tune
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
 from rl_service.errors import TrainingFailedError
-from rl_service.metrics import METRICS, json_row
+from rl_service.metrics import ENV_STEPS, METRICS, json_row
 from rl_service.trainer import Trainer, evaluation_row
-from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
+from rl_service.tuning.settings import BEST_SCORE, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.trackers import TRAINING_PREFIX
 

@@ -15,8 +15,9 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from rl_service.config.text import one_line
 from rl_service.errors import TuningError
+from rl_service.metrics import ENV_STEPS
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
-from rl_service.tuning.settings import BEST_SCORE, ENV_STEPS, SCORE, SPEED
+from rl_service.tuning.settings import BEST_SCORE, SCORE, SPEED
 from rl_service.tuning.snapshot import back_up
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.storage import ExperimentStorage
