@@ -110,7 +110,7 @@ def test_the_median_rule_and_two_objectives(tmp_path: Path) -> None:
     assert "yes" in table
 
 
-@pytest.mark.parametrize("scheduler", ["pbt"])
+@pytest.mark.parametrize("scheduler", ["pbt", "pb2"])
 def test_a_population_trains_with_the_settings_that_it_changes(
     tmp_path: Path, scheduler: str
 ) -> None:
