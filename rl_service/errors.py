@@ -13,7 +13,8 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── JobError               a job that is unknown or cannot be submitted
 ├── OutputError            a folder that cannot be written, a full disk
 └── ResourceError          more CPUs or GPUs than there are
-TrainingFailedError        the run itself failed (all workers lost, NaN); exit status 1
+TrainingFailedError        the run itself failed (NaN, an environment); exit status 1
+└── WorkersLostError       no rollout worker is left; the state is saved; exit status 75
 """
 
 from __future__ import annotations
@@ -77,3 +78,7 @@ class ResourceError(RLServiceError):
 
 class TrainingFailedError(Exception):
     """A run cannot go on although its settings were right; its last checkpoint is whole."""
+
+
+class WorkersLostError(TrainingFailedError):
+    """All rollout workers are lost and none came back; later, with room for some, it can go on."""

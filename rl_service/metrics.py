@@ -22,6 +22,9 @@ class Metric:
     meaning: str
 
 
+TEXT = "text"
+"""Unit of the metrics that are words; curves and means leave them out."""
+
 ENV_STEPS = "num_env_steps_sampled_lifetime"
 """What progress is measured in, and curves are drawn over."""
 
@@ -62,12 +65,21 @@ METRICS: dict[str, Metric] = {
     "time_total_s": Metric(
         "s", "sum of iteration_time_s; evaluations, checkpoints, starting and pauses are left out"
     ),
-    "num_env_runners": Metric("workers", "rollout workers that are alive"),
+    "weights_lag": Metric(
+        "updates", "age of the oldest weights that sampled a part of the batch; 0 is on-policy"
+    ),
+    "num_env_runners": Metric("workers", "rollout workers that are ready to sample"),
+    "num_env_runners_target": Metric("workers", "rollout workers that are wanted"),
     "num_worker_restarts": Metric("workers", "rollout workers replaced since the run began"),
+    "scaling_reason": Metric(TEXT, "why the autoscaler wants as many"),
+    "worker_hours": Metric("h", "time that rollout workers have been ready, summed over them"),
     "evaluation/episode_return_mean": Metric("reward", "mean return, deterministic policy"),
     "evaluation/episode_return_std": Metric("reward", "standard deviation of these returns"),
     "evaluation/episode_len_mean": Metric("env steps", "mean length of these episodes"),
 }
+
+NUMERIC = frozenset(key for key, metric in METRICS.items() if metric.unit != TEXT)
+"""Keys of the metrics that have a curve."""
 
 
 def check_row(row: Mapping[str, Any]) -> None:
@@ -83,14 +95,19 @@ def check_row(row: Mapping[str, Any]) -> None:
             raise ValueError(f"unknown metric '{key}'; {hint}list it in rl_service.metrics.METRICS")
 
 
-def json_row(row: Mapping[str, Any]) -> dict[str, int | float | None]:
-    """The row in plain numbers: NumPy scalars become Python's, NaN and infinity become None."""
-    return {key: _plain_number(value) for key, value in row.items()}
+def json_row(row: Mapping[str, Any]) -> dict[str, int | float | str | None]:
+    """The row in plain values: NumPy scalars become Python's, NaN and infinity become None."""
+    return {key: _plain_value(value) for key, value in row.items()}
 
 
-def _plain_number(value: Any) -> int | float | None:
-    if value is None:
-        return None
+def numbers_of(row: Mapping[str, Any]) -> dict[str, int | float]:
+    """The row's finite numbers, plain."""
+    return {k: v for k, v in json_row(row).items() if v is not None and not isinstance(v, str)}
+
+
+def _plain_value(value: Any) -> int | float | str | None:
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, numbers.Integral):
         return int(value)
     number = float(value)

@@ -15,6 +15,7 @@ from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 from rl_service.evaluation import EvaluationResult, evaluate
 from rl_service.policies.runner import PolicyRunner
+from rl_service.rollout.scaling import Scaling
 
 EVALUATION_SEED_OFFSET = 1_000_000
 """Evaluations during training use other episodes than the final one, which picks nothing."""
@@ -45,6 +46,10 @@ class Trainer:
         self.settings = settings
         self.algo = build_algorithm(settings)
         self.progress = Progress()
+        resources = settings.resources
+        self._scaling: Scaling | None = None
+        if self.algo.fleet is not None and resources.is_elastic:
+            self._scaling = Scaling(resources, self.algo.fleet)
 
     def close(self) -> None:
         """Ends the rollout workers."""
@@ -80,13 +85,14 @@ class Trainer:
         Raises:
             TrainingFailedError: if training cannot go on.
         """
+        self.algo.start_workers()
         started = time.perf_counter()
         steps_before = self.algo.env_steps
         learned: dict[str, float] = self.algo.train()["info"]["learner"]
         elapsed = time.perf_counter() - started
         self.progress.time_total_s += elapsed
         steps = self.algo.env_steps
-        return {
+        row = {
             "training_iteration": self.iteration,
             "num_env_steps_sampled_lifetime": steps,
             **self._episode_metrics(),
@@ -94,8 +100,25 @@ class Trainer:
             "env_steps_per_s": (steps - steps_before) / elapsed,
             "iteration_time_s": elapsed,
             "time_total_s": self.progress.time_total_s,
-            "num_env_runners": self.algo.env_runner_group.num_healthy_remote_workers(),
-            "num_worker_restarts": self.algo.env_runner_group.num_remote_worker_restarts(),
+            **self._worker_metrics(),
+        }
+        if self._scaling is not None:
+            row |= self._scaling.rescale(row, self.algo.num_sampling_workers)
+        return row
+
+    def pop_messages(self) -> list[str]:
+        """What the user should know of the rollout workers, since the last call."""
+        return [] if self.algo.fleet is None else self.algo.fleet.pop_messages()
+
+    def _worker_metrics(self) -> dict[str, float]:
+        fleet = self.algo.fleet
+        if fleet is None:
+            return {"num_env_runners": 0}
+        return {
+            "num_env_runners": len(fleet.ready),
+            "num_env_runners_target": fleet.size,
+            "num_worker_restarts": fleet.num_restarts,
+            "worker_hours": fleet.worker_hours,
         }
 
     def _episode_metrics(self) -> dict[str, float | None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
+from rl_service.errors import WorkersLostError
 from rl_service.evaluation import EvaluationResult, evaluate
 from rl_service.policies.bundle import load_bundle
 from rl_service.policies.registry import PolicyVersion
@@ -40,6 +41,7 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
         OutputError: if a file cannot be written; the last checkpoint stays whole.
         ResourceError: if Ray cannot be reached or has too few CPUs.
         TrainingFailedError: if training cannot go on.
+        WorkersLostError: if no rollout worker is left; the state is saved.
     """
     with run.lock():
         run = run.with_settings(settings)
@@ -104,7 +106,7 @@ class _Training:
     def _iterate(self, stop: StopRequest) -> None:
         interval = self.settings.tracking.checkpoint_interval
         while not stop.requested and not self.trainer.is_done:
-            row = self.trainer.iterate()
+            row = self._iterate_once()
             self.observer.on_iteration(row)
             evaluated = self._evaluate_if_due()
             self.run.append_progress(row | evaluated)
@@ -116,6 +118,18 @@ class _Training:
             self._checkpoint()
         if self.trainer.iteration > 0:
             self.best.keep_any()
+
+    def _iterate_once(self) -> dict[str, Any]:
+        """One iteration; if all rollout workers are lost, what was reached is saved first."""
+        try:
+            return self.trainer.iterate()
+        except WorkersLostError:
+            if self.saved_at != self.trainer.iteration:
+                self._checkpoint()
+            raise
+        finally:
+            for message in self.trainer.pop_messages():
+                self.observer.on_message(message)
 
     def _evaluate_if_due(self) -> dict[str, float]:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""

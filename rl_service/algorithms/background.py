@@ -38,3 +38,8 @@ class Background(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # set, since there was no error
+
+    def result_or_none(self) -> T | None:
+        """What the call returned; None if it raised."""
+        self.wait()
+        return self._result

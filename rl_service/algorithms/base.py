@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,12 +20,17 @@ from rl_service.algorithms.config import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import BatchSampler, Samples, pack, unpack
 from rl_service.algorithms.state import base_model_sha256, read_state, write_state
+from rl_service.algorithms.workers import build_fleet
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.normalization import ObservationNormalizer
 from rl_service.rollout.filters import OBSERVATIONS
+from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import VectorRolloutWorker
+
+_UPDATES = "actor_updates"
+"""Counter of the updates that the actor has behind it."""
 
 
 class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
@@ -48,8 +54,12 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def setup(self, config: OnPolicyConfig) -> None:
         self._new_episodes: list[RolloutMetrics] = []
         self._next_samples: Background[Samples] | None = None
+        self.fleet: Fleet | None = None
+        self.num_sampling_workers = 0
+        """Rollout workers that sampled the newest batch."""
         super().setup(config)
-        self._sampler = BatchSampler(self, self.settings)
+        self.fleet = build_fleet(self, self.settings.resources)
+        self._sampler = BatchSampler(self.env_runner, self.fleet, self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -71,8 +81,24 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         """Env steps sampled since the run began."""
         return int(self._counters[NUM_ENV_STEPS_SAMPLED])
 
+    def start_workers(self) -> None:
+        """Starts the rollout workers unless they run, and waits for those to begin with.
+
+        Raises:
+            TrainingFailedError: if they do not start.
+        """
+        if self.fleet is not None:
+            self.fleet.start(self.settings.resources.num_workers_to_begin_with)
+
+    def cleanup(self) -> None:
+        """Ends the rollout workers as well."""
+        if self.fleet is not None:
+            self.fleet.stop()
+        super().cleanup()
+
     def training_step(self) -> dict[str, Any]:
         """One iteration: as many updates as fit into `train_batch_size` env steps."""
+        self.start_workers()
         settings = self.settings
         count = settings.algorithm.train_batch_size // settings.env_steps_per_update
         return _summary([self._update() for _ in range(count)])
@@ -84,25 +110,35 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         actor while the critic is being fitted here. Nothing is ever sampled with old weights.
         """
         pending, self._next_samples = self._next_samples, None
-        sampled = self._sampler.sample() if pending is None else pending.result()
+        sampled = self._sample() if pending is None else pending.result()
         self._new_episodes += sampled.episodes
         num_steps = int(sampled.batch[LOSS_MASK].sum())
         self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
         started, policy = time.perf_counter(), self.learner_policy
         batch = build_learner_batch(policy, sampled.batch)
         stats = policy.update_actor(batch)
+        stats["weights_lag"] = self._num_updates - sampled.weights_version
+        self._counters[_UPDATES] += 1
         stats["learn_actor_time_s"] = time.perf_counter() - started
         _check_finite(stats)
         self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
-        if self.config.num_env_runners and not self._is_last_batch():
-            self._next_samples = Background(self._sampler.sample)
+        if self.fleet is not None and not self._is_last_batch():
+            self._next_samples = Background(self._sample)
         stats |= policy.update_critic(batch)
         policy.global_timestep = self.env_steps
         _check_finite(stats)
         stats["learn_time_s"] = time.perf_counter() - started
         if self._next_samples is not None:
             self._next_samples.wait()  # nothing moves between two iterations
+        self.num_sampling_workers = sampled.num_workers
         return stats | {"sample_time_s": sampled.time_s}
+
+    @property
+    def _num_updates(self) -> int:
+        return int(self._counters[_UPDATES])
+
+    def _sample(self) -> Samples:
+        return self._sampler.sample(self._num_updates)
 
     def _is_last_batch(self) -> bool:
         total = self.settings.total_env_steps
@@ -134,23 +170,22 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             "counters": dict(self._counters),
             "learner": self.learner_policy.get_learner_state(),
             "filters": {name: f.stats.state() for name, f in local.filters.items()},
-            "workers": self._worker_states(),
-            "next_samples": self._next_samples and pack(self._next_samples.result()),
+            "fleet": None if self.fleet is None else asdict(self.fleet.state()),
+            "local_worker": local.get_rollout_state(),
+            "next_samples": self._packed_next_samples(),
             "numpy_rng": np.random.get_state(legacy=False),
         }
         write_state(Path(checkpoint_dir), state)
 
-    def _worker_states(self) -> dict[int, Any]:
-        return dict(
-            self.env_runner_group.foreach_env_runner(
-                lambda worker: (worker.worker_index, worker.get_rollout_state())
-            )
-        )
+    def _packed_next_samples(self) -> dict[str, Any] | None:
+        """None also if sampling them has failed: what was before it is what one goes on from."""
+        samples = None if self._next_samples is None else self._next_samples.result_or_none()
+        return None if samples is None else pack(samples)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Restores a state into a freshly built algorithm of the same settings.
 
-        Workers beyond those of the checkpoint start fresh episodes.
+        Rollout workers beyond those of the checkpoint start fresh episodes.
 
         Raises:
             CheckpointError: if the file is missing, damaged or of another kind of run.
@@ -168,16 +203,11 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         np.random.set_state(state["numpy_rng"])
         packed = state["next_samples"]
         self._next_samples = None if packed is None else Background(lambda: unpack(packed))
-        self._restore_workers(state)
-
-    def _restore_workers(self, state: dict[str, Any]) -> None:
-        weights = self.learner_policy.get_weights()
-        filters, workers = state["filters"], state["workers"]
-
-        def restore(worker: VectorRolloutWorker) -> None:
-            worker.restore_rollout(weights, filters, workers.get(worker.worker_index))
-
-        self.env_runner_group.foreach_env_runner(restore)
+        local: VectorRolloutWorker = self.env_runner
+        local.restore_filters(state["filters"])
+        local.restore_rollout(state["local_worker"])
+        if self.fleet is not None and state["fleet"] is not None:
+            self.fleet.restore(FleetState(**state["fleet"]), self.fleet.size)
 
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, float]:

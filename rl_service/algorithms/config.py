@@ -50,11 +50,9 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     )
     config.env_runners(
         env_runner_cls=VectorRolloutWorker,
-        num_env_runners=resources.num_env_runners,
+        num_env_runners=0,  # of RLlib's own; ours are a `Fleet`
         num_envs_per_env_runner=resources.num_envs_per_env_runner,
-        num_cpus_per_env_runner=resources.num_cpus_per_env_runner,
-        rollout_fragment_length=_vector_steps(settings),
-        create_env_on_local_worker=resources.num_env_runners == 0,
+        rollout_fragment_length=settings.env_steps_per_update // resources.num_envs_per_env_runner,
         preprocessor_pref=None,
         exploration_config={"type": "StochasticSampling"},
     )
@@ -67,20 +65,7 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
         },
     )
     config.resources(num_gpus=resources.num_gpus, num_cpus_for_main_process=0)
-    config.fault_tolerance(
-        restart_failed_env_runners=True,
-        delay_between_env_runner_restarts_s=0.0,
-        # A worker that is still starting is asked again after the next iteration.
-        env_runner_health_probe_timeout_s=1.0,
-    )
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
     config.debugging(seed=settings.seed, log_level="WARN")
     config.experimental(_disable_preprocessor_api=True)
     return config
-
-
-def _vector_steps(settings: Settings) -> int:
-    """Vector steps of one worker an update, rounded up."""
-    num_workers = max(1, settings.resources.num_env_runners)
-    total = settings.env_steps_per_update // settings.resources.num_envs_per_env_runner
-    return -(-total // num_workers)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.rllib.algorithms.algorithm import Algorithm
+from ray.exceptions import RayError
 from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 
 from rl_service.config.settings import Settings
 from rl_service.errors import TrainingFailedError
-from rl_service.rollout.filters import RunningFilter
+from rl_service.rollout.fleet import Fleet, Worker, reason_of
 from rl_service.rollout.fragments import LOSS_MASK
-from rl_service.rollout.worker import VectorRolloutWorker
+from rl_service.rollout.worker import Broadcast, Sampled, VectorRolloutWorker
 
-logger = logging.getLogger(__name__)
-
-RESTART_DEADLINE_S = 180.0
-"""How long a run without any live worker waits for one."""
+_ANSWER_TIMEOUT_S = 10.0
+"""For a worker to say that it is alive."""
 
 
 class Samples(NamedTuple):
@@ -31,147 +28,139 @@ class Samples(NamedTuple):
     batch: SampleBatch
     episodes: list[RolloutMetrics]
     time_s: float
-
-
-class _Sampled(NamedTuple):
-    """What one worker brings home."""
-
-    batch: SampleBatch
-    filters: dict[str, RunningFilter]
-    """Statistics; their buffers hold what this worker has seen since the last request."""
-    episodes: list[RolloutMetrics]
+    num_workers: int
+    """Rollout workers that sampled it; 0 if the learner's own process did."""
+    weights_version: int
+    """Of the oldest weights that sampled a part of it, in updates of the actor."""
 
 
 class BatchSampler:
-    """Deals the vector steps of a batch to an algorithm's live workers.
+    """Deals the vector steps of a batch to the workers that are ready.
 
     Args:
-        algorithm: whose workers sample; without any, its own process does.
+        local: the learner's own worker, which has the weights and merges the filters; it samples
+            itself if there is no fleet.
+        fleet: the rollout workers.
         settings: of the run.
     """
 
-    def __init__(self, algorithm: Algorithm, settings: Settings) -> None:
-        self._algorithm = algorithm
+    def __init__(self, local: VectorRolloutWorker, fleet: Fleet | None, settings: Settings) -> None:
+        self._local = local
+        self._fleet = fleet
         self._settings = settings
 
-    def sample(self) -> Samples:
+    def sample(self, weights_version: int) -> Samples:
         """Rows of fragments that hold the steps of one update, whoever sampled them.
 
-        Vector steps are dealt evenly to the live workers. What a dying worker leaves undone is
-        dealt again to the others, so the batch size never depends on faults.
+        Vector steps are dealt evenly to the workers. What a dying or hung worker leaves undone is
+        dealt again to the others, so the batch size depends neither on their number nor on faults.
+
+        Args:
+            weights_version: updates that the learner's actor has behind it.
+
+        Raises:
+            TrainingFailedError: if an environment fails or no worker is left.
         """
         resources = self._settings.resources
         num_steps = self._settings.env_steps_per_update // resources.num_envs_per_env_runner
         started = time.perf_counter()
-        if resources.num_env_runners:
-            parts = self._sample_on_workers(num_steps)
+        if self._fleet is None:
+            parts = [self._sample_here(num_steps, weights_version)]
         else:
-            parts = [self._sample_here(num_steps)]
+            parts = self._sample_on(self._fleet, num_steps, weights_version)
         return Samples(
             batch=concat_samples([part.batch for part in parts]),
             episodes=[episode for part in parts for episode in part.episodes],
             time_s=time.perf_counter() - started,
+            num_workers=len({part.worker_index for part in parts if part.worker_index}),
+            weights_version=min(part.weights_version for part in parts),
         )
 
-    def _sample_on_workers(self, num_vector_steps: int) -> list[_Sampled]:
+    def _sample_here(self, num_vector_steps: int, weights_version: int) -> Sampled:
+        self._local.weights_version = weights_version
+        try:
+            return self._local.sample_and_report(num_vector_steps)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise TrainingFailedError(_env_failure("the sampler", reason)) from error
+
+    def _sample_on(self, fleet: Fleet, num_vector_steps: int, version: int) -> list[Sampled]:
         num_envs = self._settings.resources.num_envs_per_env_runner
-        broadcast = self._put_broadcast()
-        parts: list[_Sampled] = []
+        weights = self._local.policy_map[DEFAULT_POLICY_ID].get_weights()
+        # Once in the object store for all workers.
+        broadcast = ray.put(Broadcast(weights, self._local.get_filters(), version))
+        parts: list[Sampled] = []
         while num_vector_steps > 0:
-            for part in self._sample_round(num_vector_steps, broadcast):
+            fleet.poll()
+            fleet.wait_until_ready()
+            for part in self._sample_round(fleet, num_vector_steps, broadcast):
                 num_vector_steps -= int(part.batch[LOSS_MASK].sum()) // num_envs
                 parts.append(part)
         return parts
 
-    def _put_broadcast(self) -> Any:
-        """Weights and merged filters, once in the object store for all workers."""
-        local: VectorRolloutWorker = self._algorithm.env_runner
-        weights = local.policy_map[DEFAULT_POLICY_ID].get_weights()
-        return ray.put((weights, local.get_filters()))
+    def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Sampled]:
+        """Asks each worker once; returns what has come home, in the order of their indices."""
+        workers = list(fleet.ready.values())
+        shares = [len(part) for part in np.array_split(range(num_vector_steps), len(workers))]
+        asked = {
+            worker.actor.request.remote(share, broadcast): worker
+            for worker, share in zip(workers, shares, strict=True)
+            if share
+        }
+        parts = [self._take(fleet, worker, ref) for ref, worker in self._wait(fleet, asked)]
+        return [part for part in parts if part is not None]
 
-    def _sample_round(self, num_vector_steps: int, broadcast: Any) -> list[_Sampled]:
-        local: VectorRolloutWorker = self._algorithm.env_runner
-        worker_ids = self._live_workers()
-        shares = [len(part) for part in np.array_split(range(num_vector_steps), len(worker_ids))]
-        busy = [(w, n) for w, n in zip(worker_ids, shares, strict=True) if n]
-        results = self._algorithm.env_runner_group.foreach_env_runner(
-            [_sample_request(n, broadcast) for _, n in busy],
-            local_env_runner=False,
-            remote_worker_ids=[w for w, _ in busy],
-        )
-        for sampled in results:
-            if isinstance(sampled, str):
-                raise TrainingFailedError(sampled)
-            for name, changed in sampled.filters.items():
-                local.filters[name].apply_changes(changed)
-        return list(results)
+    def _wait(self, fleet: Fleet, asked: dict[Any, Worker]) -> Iterable[tuple[Any, Worker]]:
+        """Waits for all answers; whoever shows no sign of life is lost on the way."""
+        waiting = list(asked)
+        while waiting:
+            _, waiting = ray.wait(
+                waiting,
+                num_returns=len(waiting),
+                timeout=self._settings.resources.worker_timeout_s,
+            )
+            for ref in [ref for ref in waiting if self._hangs(asked[ref])]:
+                waiting.remove(ref)
+                timeout_s = self._settings.resources.worker_timeout_s
+                fleet.lose(asked.pop(ref).index, f"it finished no step in {timeout_s:g} s")
+        return asked.items()
 
-    def _sample_here(self, num_vector_steps: int) -> _Sampled:
-        local: VectorRolloutWorker = self._algorithm.env_runner
+    def _hangs(self, worker: Worker) -> bool:
         try:
-            batch: SampleBatch = local.sample(num_vector_steps)
-        except Exception as error:
-            raise TrainingFailedError(_env_failure("the sampler", error)) from error
-        return _Sampled(batch, local.get_filters(flush_after=True), local.get_metrics())
+            idle_s = ray.get(worker.actor.seconds_since_step.remote(), timeout=_ANSWER_TIMEOUT_S)
+        except RayError:  # no answer either: it died, or its process stands still
+            return True
+        return bool(idle_s > self._settings.resources.worker_timeout_s)
 
-    def _live_workers(self) -> list[int]:
-        """Ids of healthy workers; waits for restarted ones if none is left.
-
-        Raises:
-            TrainingFailedError: if no worker comes back.
-        """
-        group = self._algorithm.env_runner_group
-        deadline = time.monotonic() + RESTART_DEADLINE_S
-        ids: list[int] = group.healthy_worker_ids()
-        while not ids:
-            if time.monotonic() > deadline:
-                raise TrainingFailedError(
-                    "all rollout workers are lost and none came back; "
-                    "look for the reason in the run's log, then go on with --resume"
-                )
-            if not self._algorithm.restore_env_runners(group):
-                time.sleep(1.0)
-            ids = group.healthy_worker_ids()
-        return ids
+    def _take(self, fleet: Fleet, worker: Worker, ref: Any) -> Sampled | None:
+        """What a worker brought home, its filters merged; None if it is lost."""
+        try:
+            sampled: Sampled = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            name = f"rollout worker {worker.index}"
+            raise TrainingFailedError(_env_failure(name, reason_of(error))) from error
+        except RayError as error:
+            fleet.lose(worker.index, reason_of(error))
+            return None
+        for name, changed in sampled.filters.items():
+            self._local.filters[name].apply_changes(changed)
+        return sampled
 
 
 def pack(samples: Samples) -> dict[str, Any]:
     """Plain values for a checkpoint."""
     episodes = [(episode.episode_length, episode.episode_reward) for episode in samples.episodes]
-    return {"batch": dict(samples.batch), "episodes": episodes, "time_s": samples.time_s}
+    return samples._asdict() | {"batch": dict(samples.batch), "episodes": episodes}
 
 
 def unpack(packed: dict[str, Any]) -> Samples:
     """What `pack` was given."""
     episodes = [RolloutMetrics(length, reward) for length, reward in packed["episodes"]]
-    return Samples(SampleBatch(packed["batch"]), episodes, packed["time_s"])
+    return Samples(**packed | {"batch": SampleBatch(packed["batch"]), "episodes": episodes})
 
 
-def _sample_request(
-    num_vector_steps: int, broadcast: Any
-) -> Callable[[VectorRolloutWorker], _Sampled | str]:
-    """One round trip: brings weights and filters, samples, takes home what was seen.
-
-    An exception comes home as a text: raised inside the actor it would make RLlib wait a minute
-    and replace the worker, to fail in the same way again.
-    """
-
-    def request(worker: VectorRolloutWorker) -> _Sampled | str:
-        weights, filters = ray.get(broadcast)
-        worker.policy_map[DEFAULT_POLICY_ID].set_weights(weights)
-        worker.sync_filters(filters)
-        try:
-            batch = worker.sample(num_vector_steps)
-        except Exception as error:
-            logger.exception("sampling failed")
-            return _env_failure(f"rollout worker {worker.worker_index}", error)
-        return _Sampled(batch, worker.get_filters(flush_after=True), worker.get_metrics())
-
-    return request
-
-
-def _env_failure(who: str, error: Exception) -> str:
+def _env_failure(who: str, reason: str) -> str:
     return (
-        f"{who} failed in its environment: {type(error).__name__}: {error}; "
+        f"{who} failed in its environment: {reason}; "
         f"mend the environment, then go on from the last checkpoint with --resume"
     )

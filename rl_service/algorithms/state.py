@@ -14,7 +14,7 @@ from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 
 STATE_FILE = "training_state.pt"
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

@@ -18,9 +18,15 @@ from rl_service.cli.serve import serve
 from rl_service.cli.submit import submit
 from rl_service.cli.train import train
 from rl_service.cli.tune import tune
-from rl_service.errors import RLServiceError, SettingsError, TrainingFailedError
+from rl_service.errors import (
+    RLServiceError,
+    SettingsError,
+    TrainingFailedError,
+    WorkersLostError,
+)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_TRY_LATER = os.EX_TEMPFAIL  # 75: with --resume, once there is room for rollout workers
 
 
 def _with_dashes(name: str) -> str:
@@ -62,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: without the program's name; None takes those of the process.
 
     Returns:
-        The exit status: 0, 1 if a run failed, 2 for bad input, 130 after Ctrl-C.
+        The exit status: 0, 1 if a run failed, 2 for bad input, 75 if it lost all its rollout
+        workers, 130 after Ctrl-C.
     """
     _make_current_folder_importable()
     try:
@@ -73,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _report([str(error)], EXIT_BAD_INPUT)
     except typer.TyperException as error:
         return _report([_usage(error)], EXIT_BAD_INPUT)
+    except WorkersLostError as error:
+        return _report([str(error)], EXIT_TRY_LATER)
     except TrainingFailedError as error:
         return _report([str(error)], EXIT_FAILED)
     except (KeyboardInterrupt, typer.Abort):

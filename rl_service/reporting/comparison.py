@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rl_service.config.text import nearest
 from rl_service.errors import OutputError, SettingsError
 from rl_service.files import output_errors
-from rl_service.metrics import METRICS
+from rl_service.metrics import NUMERIC
 from rl_service.policies.replace import replacing_folder
 from rl_service.reporting.curves import Band
 from rl_service.reporting.figures import draw, figure_name
@@ -25,6 +25,7 @@ DEFAULT_METRICS = (
     "mean_kl_loss",
     "vf_explained_var",
     "env_steps_per_s",
+    "num_env_runners",
 )
 
 
@@ -70,13 +71,13 @@ def compare(runs: Sequence[str], folder: Path, *, metrics: Sequence[str] = ()) -
 
 
 def _check_metrics(metrics: Sequence[str]) -> None:
-    unknown = [metric for metric in metrics if metric not in METRICS]
+    unknown = [metric for metric in metrics if metric not in NUMERIC]
     if unknown:
         raise SettingsError([_unknown(metric) for metric in unknown])
 
 
 def _unknown(metric: str) -> str:
-    near = nearest(metric, METRICS)
+    near = nearest(metric, NUMERIC)
     hint = f"did you mean {near}?" if near else f"usual ones: {', '.join(DEFAULT_METRICS)}"
     return f"--metric {metric} is unknown; {hint}"
 
@@ -89,7 +90,7 @@ def _check_folder(folder: Path) -> None:
         if not folder.exists():
             return
         found = sorted(path.name for path in folder.iterdir())
-    ours = {RESULTS_CSV, RESULTS_MD, *map(figure_name, METRICS)}
+    ours = {RESULTS_CSV, RESULTS_MD, *map(figure_name, NUMERIC)}
     foreign = [name for name in found if name not in ours]
     if foreign:
         raise OutputError(

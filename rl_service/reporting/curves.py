@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_service.errors import CheckpointError
-from rl_service.metrics import ENV_STEPS, METRICS
+from rl_service.metrics import ENV_STEPS, NUMERIC
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def curves_of(rows: Sequence[Mapping[str, Any]], source: str) -> dict[str, Curve
         if steps is None or steps <= before:
             raise _damaged(f"{source} line {number}", f"{ENV_STEPS} is missing or does not grow")
         before = steps
-        for metric in row.keys() & METRICS.keys():
+        for metric in row.keys() & NUMERIC:
             value = _number(row, metric, f"{source} line {number}")
             if value is not None:
                 points.setdefault(metric, []).append((steps, value))

@@ -1,14 +1,15 @@
 """The rollout worker: RLlib's `RolloutWorker` with a vectorised sampler inside.
 
 RLlib's own sampler costs about a millisecond of Python per env step. This subclass keeps
-everything around it (actors, weight sync, filters, metrics, restarts) and steps the same
-sub-environments through `VectorSampler`.
+everything around it (policy, filters, metrics) and steps the same sub-environments through
+`VectorSampler`. One lives in the learner's process, the others are actors of a `Fleet`.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -18,6 +19,7 @@ from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 
+from custom_models.history import History
 from custom_models.rllib_models import acting_context_length, num_context_steps
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
@@ -26,9 +28,35 @@ from rl_service.envs.episodes import SeededEpisodes
 from rl_service.normalization import RunningMeanStd
 from rl_service.process import prepare_process, spare_the_collector
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
-from rl_service.rollout.sampler import VectorSampler
+from rl_service.rollout.sampler import Acted, VectorSampler
 
 logger = logging.getLogger(__name__)
+
+HEALTH = "health"
+"""Concurrency group of the methods that answer while the worker samples."""
+
+
+class Broadcast(NamedTuple):
+    """What every worker takes over before it samples."""
+
+    weights: dict[str, Any]
+    """Of the actor."""
+    filters: dict[str, RunningFilter]
+    """Merged over all workers, by name."""
+    weights_version: int
+    """Updates that the actor has behind it."""
+
+
+class Sampled(NamedTuple):
+    """What one request to sample brings home."""
+
+    batch: SampleBatch
+    filters: dict[str, RunningFilter]
+    """Statistics; their buffers hold what this worker has seen since the last request."""
+    episodes: list[RolloutMetrics]
+    worker_index: int
+    weights_version: int
+    """Of the weights that sampled: how many updates the actor had behind it."""
 
 
 def create_env(context: EnvContext) -> SeededEpisodes:
@@ -41,24 +69,17 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
     """Samples fragments with their context, as the model's view requirements ask."""
 
     def __init__(self, **kwargs: Any) -> None:
-        config = kwargs["config"]
-        resources = config.settings.resources
+        resources = kwargs["config"].settings.resources
         is_learner = kwargs.get("worker_index", 0) == 0
+        if is_learner:  # RLlib makes it an env unless it knows of others that have some
+            kwargs["num_workers"] = resources.num_env_runners
         prepare_process(resources.learner_threads if is_learner else resources.worker_threads)
         super().__init__(**kwargs)
-        self._vector_sampler: VectorSampler | None = None
-        if self.async_env is not None:
-            self._vector_sampler = self._build_sampler()
-            if self.worker_index and ray.get_runtime_context().was_current_actor_reconstructed:
-                self._start_new_streams()
+        self.weights_version = 0
+        """Updates that the actor has behind it."""
+        self._alive_at = time.monotonic()
+        self._vector_sampler = None if self.async_env is None else self._build_sampler()
         spare_the_collector()
-
-    def _start_new_streams(self) -> None:
-        """A worker that replaces a dead one would else play the same episodes once more."""
-        seed = int(np.random.SeedSequence().generate_state(1)[0])
-        torch.manual_seed(seed)
-        for env in self.async_env.get_sub_environments():
-            env.start_stream(seed)
 
     def _build_sampler(self) -> VectorSampler:
         policy = self.policy_map[DEFAULT_POLICY_ID]
@@ -66,7 +87,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         returns = self.filters.get(RETURNS)
         return VectorSampler(
             envs,
-            policy.act,
+            self._act,
             ActionSpec.from_space(policy.action_space),
             num_context_steps=num_context_steps(policy.view_requirements),
             acting_context_length=acting_context_length(policy.view_requirements),
@@ -75,6 +96,11 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             and ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma),
             worker_index=self.worker_index,
         )
+
+    def _act(self, history: History) -> Acted:
+        self._alive_at = time.monotonic()
+        acted: Acted = self.policy_map[DEFAULT_POLICY_ID].act(history)
+        return acted
 
     def _update_filter_dict(self, policy_dict: dict[str, Any]) -> None:
         """Installs our filters where RLlib installs its own."""
@@ -86,6 +112,35 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             self.filters[OBSERVATIONS] = RunningFilter((size,))
         if settings.normalize_returns:
             self.filters[RETURNS] = RunningFilter(())
+
+    def join(self, state: dict[str, Any] | None) -> str:
+        """The first call of an actor; returns Ray's id of the node that it is on.
+
+        Args:
+            state: of a checkpoint, to go on from; None for a new worker.
+        """
+        if state is not None:
+            self.restore_rollout(state)
+        return str(ray.get_runtime_context().get_node_id())
+
+    @ray.method(concurrency_group=HEALTH)  # type: ignore[untyped-decorator]
+    def seconds_since_step(self) -> float:
+        """Seconds since the last vector step began; asked while it samples."""
+        return time.monotonic() - self._alive_at
+
+    def request(self, num_vector_steps: int, broadcast: Broadcast) -> Sampled:
+        """One round trip: takes weights and filters, samples, gives away what was seen."""
+        self._alive_at = time.monotonic()
+        self.policy_map[DEFAULT_POLICY_ID].set_weights(broadcast.weights)
+        self.sync_filters(broadcast.filters)
+        self.weights_version = broadcast.weights_version
+        return self.sample_and_report(num_vector_steps)
+
+    def sample_and_report(self, num_vector_steps: int) -> Sampled:
+        """Samples with the weights that are there, and gives away what was seen."""
+        batch = self.sample(num_vector_steps)
+        filters = self.get_filters(flush_after=True)
+        return Sampled(batch, filters, self.get_metrics(), self.worker_index, self.weights_version)
 
     def sample(self, num_vector_steps: int | None = None, **kwargs: Any) -> SampleBatch:
         """Takes vector steps with the current weights.
@@ -120,28 +175,21 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             "torch_rng": torch.get_rng_state().numpy(),
         }
 
-    def restore_rollout(
-        self,
-        weights: dict[str, Any],
-        filters: dict[str, dict[str, Any]],
-        state: dict[str, Any] | None,
-    ) -> None:
-        """Goes on where a checkpoint was taken.
+    def restore_rollout(self, state: dict[str, Any]) -> None:
+        """Goes on where `get_rollout_state` was asked.
 
         Args:
-            weights: of the actor.
-            filters: statistics of each filter, by its name.
-            state: of `get_rollout_state`; None for a worker that the checkpoint did not have.
+            state: that it gave.
         """
-        self.policy_map[DEFAULT_POLICY_ID].set_weights(weights)
-        for name, stats in filters.items():
-            self.filters[name].stats = RunningMeanStd.from_state(stats)
-            self.filters[name].reset_buffer()
-        if state is None:
-            return
         if self._vector_sampler is not None and state["sampler"] is not None:
             self._restore_episodes(self._vector_sampler, state["sampler"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"].copy()))
+
+    def restore_filters(self, filters: dict[str, dict[str, Any]]) -> None:
+        """Takes over statistics, by the filter's name, as `RunningMeanStd.state` gives them."""
+        for name, stats in filters.items():
+            self.filters[name].stats = RunningMeanStd.from_state(stats)
+            self.filters[name].reset_buffer()
 
     def _restore_episodes(self, sampler: VectorSampler, state: dict[str, Any]) -> None:
         if len(state["envs"]) != len(sampler.envs):

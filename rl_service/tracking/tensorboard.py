@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from rl_service.config import dump_settings
-from rl_service.metrics import json_row
+from rl_service.metrics import numbers_of
 from rl_service.policies.registry import PolicyVersion
 from rl_service.runs import Run
 from rl_service.tracking.tracker import RunStatus
@@ -28,9 +28,8 @@ class TensorBoardTracker:
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
         """Adds a point to each number's curve."""
-        for key, value in json_row(row).items():
-            if value is not None:
-                self._writer.add_scalar(key, value, step)
+        for key, value in numbers_of(row).items():
+            self._writer.add_scalar(key, value, step)
         self._writer.flush()
 
     def log_policy(self, bundle: Path, version: PolicyVersion) -> None:

@@ -41,8 +41,8 @@ class WandbTracker:
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
         """Adds numbers; W&B leaves out steps that it has already, as after a resume."""
-        numbers = {key: value for key, value in json_row(row).items() if value is not None}
-        self._run.log(numbers, step=step)
+        known = {key: value for key, value in json_row(row).items() if value is not None}
+        self._run.log(known, step=step)
 
     def log_policy(self, bundle: Path, version: PolicyVersion) -> None:
         """Adds the bundle as an artifact; its aliases are those that it has now."""

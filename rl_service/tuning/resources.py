@@ -20,12 +20,19 @@ _LEARNER_CPUS = 1.0
 
 
 def trial_bundles(resources: ResourceSettings) -> list[dict[str, float]]:
-    """Of a trial's placement group: the learner, then each rollout worker."""
+    """Of a trial's placement group: the learner, then each rollout worker.
+
+    Workers whose number changes are placed outside the group, wherever there is room.
+    """
+    return _bundles(resources, 0 if resources.is_elastic else resources.num_env_runners)
+
+
+def _bundles(resources: ResourceSettings, num_workers: int) -> list[dict[str, float]]:
     learner = {"CPU": _LEARNER_CPUS}
     if resources.num_gpus:
         learner["GPU"] = float(resources.num_gpus)
     worker = {"CPU": resources.num_cpus_per_env_runner}
-    return [learner, *[dict(worker) for _ in range(resources.num_env_runners)]]
+    return [learner, *[dict(worker) for _ in range(num_workers)]]
 
 
 class TrialResources:
@@ -45,7 +52,8 @@ def check_placement(space: SearchSpace) -> int:
     Raises:
         ResourceError: if one trial would wait for ever.
     """
-    bundles = trial_bundles(space.base.resources)
+    resources = space.base.resources
+    bundles = _bundles(resources, resources.num_workers_to_begin_with)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     total = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
     there = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
@@ -62,7 +70,7 @@ def check_placement(space: SearchSpace) -> int:
 
 
 def _too_large(resources: ResourceSettings, name: str, needed: float, there: float) -> str:
-    workers = f"{resources.num_env_runners} x {resources.num_cpus_per_env_runner:g}"
+    workers = f"{resources.num_workers_to_begin_with} x {resources.num_cpus_per_env_runner:g}"
     made_of = f" (1 for the learner, {workers} for rollout workers)" if name == "CPU" else ""
     remedy = (
         "lower resources.num_env_runners" if name == "CPU" else "take settings.resources.num_gpus 0"

@@ -16,7 +16,7 @@ from ray import tune
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
 from rl_service.errors import TrainingFailedError
-from rl_service.metrics import ENV_STEPS, METRICS, json_row
+from rl_service.metrics import ENV_STEPS, NUMERIC, json_row
 from rl_service.trainer import Trainer, evaluation_row
 from rl_service.tuning.settings import BEST_SCORE, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
@@ -168,7 +168,7 @@ def _report(members: list[_Member], rows: list[dict[str, Any]]) -> dict[str, Any
     scores = [member.score for member in members if member.score is not None]
     means = {
         f"{TRAINING_PREFIX}{key}": fmean(known)
-        for key in METRICS
+        for key in sorted(NUMERIC)
         if (known := [row[key] for row in rows if row.get(key) is not None])
     }
     return means | {
