@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from rl_service.config.algorithms import A2CSettings
+from rl_service.config.elasticity_checks import check_elasticity
 from rl_service.config.settings import Settings
 
 
 def check_arithmetic(settings: Settings) -> list[str]:
     """One line for each pair of settings that contradict each other."""
-    return [*_batch_problems(settings), *_stop_problems(settings), *_gpu_problems(settings)]
+    return [
+        *_batch_problems(settings),
+        *_stop_problems(settings),
+        *_gpu_problems(settings),
+        *check_elasticity(settings),
+    ]
 
 
 def _batch_problems(settings: Settings) -> list[str]:

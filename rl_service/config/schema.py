@@ -97,8 +97,8 @@ def _problem(detail: Any, names: Names, source_of: SourceOf) -> str:
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """Names as the user writes them: without the tag that says which variant's settings."""
-    names = [str(part) for part in loc]
+    """Names as the user writes them: without the tags of a variant and of a mapping's key."""
+    names = [str(part) for part in loc if part != "[key]"]
     if len(names) > 1 and names[1] in VARIANTS.get(names[0], {}):
         del names[1]
     return names

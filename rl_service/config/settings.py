@@ -12,6 +12,7 @@ from pydantic import Field
 
 from custom_models.configs import GPT2CriticConfig, ModelConfig
 from rl_service.config.algorithms import A2CSettings, AlgorithmSettings, PPOSettings
+from rl_service.config.elasticity import ElasticitySettings
 from rl_service.config.group import (
     Group,
     NonNegativeFloat,
@@ -32,9 +33,10 @@ class EnvSettings(Group):
     """Divide rewards by the running deviation of the discounted return (learning only)."""
 
 
-class ResourceSettings(Group):
+class ResourceSettings(ElasticitySettings):
     num_env_runners: NonNegativeInt = 2
-    """Rollout workers. 0: sample in the learner's own process (reproducible to the bit)."""
+    """Rollout workers, at the start of the run where max_env_runners lets their number change.
+    0: sample in the learner's own process (reproducible to the bit)."""
     num_envs_per_env_runner: PositiveInt = 8
     num_cpus_per_env_runner: NonNegativeFloat = 1.0
     num_gpus: Annotated[int, Field(ge=0, le=1)] = 0
@@ -105,7 +107,10 @@ class Settings(Group):
 
     @property
     def env_steps_per_update(self) -> int:
-        """Env steps, over all workers, between two updates of the policy."""
+        """Env steps, over all workers, between two updates of the policy.
+
+        Made of the workers at the start: those that come and go share out the same batch.
+        """
         if not isinstance(self.algorithm, A2CSettings):
             return self.algorithm.train_batch_size
         num_envs = max(1, self.resources.num_env_runners) * self.resources.num_envs_per_env_runner

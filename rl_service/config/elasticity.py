@@ -1,0 +1,38 @@
+"""How many rollout workers a run may have, who decides, and when a worker counts as hung."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rl_service.config.group import Group, NonNegativeInt, PositiveFloat, PositiveInt
+
+POLICIES = ("throughput", "schedule", "fixed")
+"""Scaling policies that are there by name; others are `module:function`."""
+
+
+class ElasticitySettings(Group):
+    """Part of the group `resources`; read with `num_env_runners`, the workers at the start."""
+
+    max_env_runners: PositiveInt | None = None
+    """Most rollout workers. None: their number stays `num_env_runners`."""
+    min_env_runners: PositiveInt = 1
+    """Fewest, also where the cluster has no room for them at the moment."""
+    autoscaling_policy: str = "throughput"
+    """`throughput`: from measured times. `schedule`: as `autoscaling_schedule` says. `fixed`:
+    `num_env_runners`. `module:function`: your own."""
+    autoscaling_schedule: dict[NonNegativeInt, PositiveInt] = Field(default_factory=dict)
+    """Env steps of the run -> workers from there on; `num_env_runners` before the first."""
+    target_sampling_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """Share of an iteration in which the learner may wait for samples."""
+    up_delay_iterations: PositiveInt = 1
+    """Iterations in a row that must ask for more workers before there are more."""
+    down_delay_iterations: PositiveInt = 10
+    """Iterations in a row that must ask for fewer workers before one leaves."""
+    max_scaling_step: PositiveInt = 2
+    """Most workers that come or go at a time."""
+    max_worker_hours: PositiveFloat | None = None
+    """Worker-hours that the run may take; once spent, `min_env_runners` go on. None: no limit."""
+    worker_timeout_s: PositiveFloat = 120.0
+    """A worker that finished no vector step for that long is hung and is replaced."""

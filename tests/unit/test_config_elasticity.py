@@ -1,0 +1,154 @@
+"""The settings of the autoscaler: read from all sources, and refused where they contradict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_service.config import Settings, dump_settings, load_settings
+from rl_service.config.resume import change_settings
+from rl_service.errors import SettingsError
+
+SCHEDULE = (
+    "resources.autoscaling_policy=schedule",
+    "resources.autoscaling_schedule={0: 1, 50000: 3}",
+    "resources.max_env_runners=4",
+)
+
+
+def problems(*overrides: str, algorithm: str = "ppo") -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(overrides=overrides, algorithm=algorithm, env="MountainCar-v0", model="mlp")
+    assert not any("\n" in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_the_number_of_workers_is_fixed_unless_asked_otherwise() -> None:
+    assert Settings().resources.max_env_runners is None
+
+
+def test_the_bounds_come_from_set() -> None:
+    resources = load_settings(overrides=["resources.max_env_runners=8"]).settings.resources
+    assert (resources.min_env_runners, resources.max_env_runners) == (1, 8)
+    assert resources.autoscaling_policy == "throughput"
+
+
+def test_a_schedule_comes_from_set_and_goes_through_a_file(tmp_path: Path) -> None:
+    settings = load_settings(overrides=SCHEDULE).settings
+    assert settings.resources.autoscaling_schedule == {0: 1, 50000: 3}
+    written = tmp_path / "config.yaml"
+    written.write_text(dump_settings(settings), encoding="utf-8")
+    assert load_settings(config=written).settings == settings
+
+
+def test_a_later_schedule_replaces_an_earlier_one_as_a_whole(tmp_path: Path) -> None:
+    written = tmp_path / "config.yaml"
+    written.write_text(dump_settings(load_settings(overrides=SCHEDULE).settings), encoding="utf-8")
+    later = load_settings(config=written, overrides=["resources.autoscaling_schedule={9: 2}"])
+    assert later.settings.resources.autoscaling_schedule == {9: 2}
+
+
+def test_a_run_that_goes_on_may_get_other_bounds() -> None:
+    changed = change_settings(
+        Settings(), iterations=None, overrides=["resources.max_env_runners=6"]
+    )
+    assert changed.settings.resources.max_env_runners == 6
+    assert changed.notes == ["resources.max_env_runners is 6 from here on (was null)"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start", "remedy"),
+    [
+        (
+            ["max_env_runners=2", "min_env_runners=3"],
+            "resources.min_env_runners=3 is more than resources.max_env_runners=2",
+            "use at most 2",
+        ),
+        (
+            ["max_env_runners=4", "num_env_runners=5"],
+            "resources.num_env_runners=5 is not between",
+            "use 4 or move the bounds",
+        ),
+        (
+            ["max_env_runners=4", "min_env_runners=3"],
+            "resources.num_env_runners=2 is not between",
+            "use 3 or move the bounds",
+        ),
+        (
+            ["max_env_runners=4", "num_env_runners=0"],
+            "resources.num_env_runners=0 samples in the learner's own process",
+            "start with resources.num_env_runners=1",
+        ),
+        (["max_worker_hours=2"], "resources.max_worker_hours=2.0 does nothing", "leave it out"),
+        (["min_env_runners=2"], "resources.min_env_runners=2 does nothing", "leave it out"),
+        (
+            ["max_env_runners=4", "autoscaling_policy=schedule"],
+            "resources.autoscaling_policy=schedule has no schedule",
+            "resources.autoscaling_schedule={0: 1, 50000: 3} (env steps: workers)",
+        ),
+        (
+            ["max_env_runners=4", "autoscaling_schedule={0: 2}"],
+            "resources.autoscaling_schedule is not read by resources.autoscaling_policy=throughput",
+            "leave the schedule out",
+        ),
+        (
+            ["max_env_runners=4", "autoscaling_policy=schedule", "autoscaling_schedule={0: 5}"],
+            "resources.autoscaling_schedule has 5 workers, not between",
+            "move the bounds",
+        ),
+        (
+            ["autoscaling_policy=through"],
+            "unknown resources.autoscaling_policy=through; did you mean throughput?",
+            "or module:function of your own",
+        ),
+        (
+            ["max_env_runners=4", "autoscaling_policy=:function"],
+            "unknown resources.autoscaling_policy=:function;",
+            "or module:function of your own",
+        ),
+        (
+            ["target_sampling_share=1.0"],
+            "resources.target_sampling_share=1.0 (from --set)",
+            "must be less than 1",
+        ),
+        (
+            ["autoscaling_schedule={-5: 1}"],
+            "resources.autoscaling_schedule.-5=-5 (from --set)",
+            "must be greater than or equal to 0",
+        ),
+        (
+            ["autoscaling_schedule={5: 0}"],
+            "resources.autoscaling_schedule.5=0 (from --set)",
+            "must be greater than 0",
+        ),
+    ],
+)
+def test_a_contradiction_is_one_line_with_its_remedy(
+    overrides: list[str], start: str, remedy: str
+) -> None:
+    [problem] = problems(*(f"resources.{each}" for each in overrides))
+    assert problem.startswith(start)
+    assert problem.endswith(remedy)
+
+
+def test_no_more_workers_than_vector_steps_of_a_batch() -> None:
+    batch = ["algorithm.train_batch_size=256", "resources.num_envs_per_env_runner=16"]
+    [problem] = problems(*batch, "resources.max_env_runners=17")
+    assert problem.startswith("resources.max_env_runners=17 is more than the 16 vector steps")
+    allowed = load_settings(overrides=[*batch, "resources.max_env_runners=16"]).settings
+    assert allowed.resources.max_env_runners == 16
+
+
+def test_the_batch_of_a2c_is_that_of_the_workers_at_the_start() -> None:
+    shape = ["resources.num_env_runners=2", "resources.num_envs_per_env_runner=8"]
+    shape += ["algorithm.rollout_fragment_length=4", "algorithm.train_batch_size=2048"]
+    fixed, elastic = (
+        load_settings(
+            algorithm="a2c", env="MountainCar-v0", model="mlp", overrides=[*shape, *more]
+        ).settings
+        for more in ([], ["resources.max_env_runners=8"])
+    )
+    assert fixed.env_steps_per_update == elastic.env_steps_per_update == 64
+    [problem] = problems(*shape, "resources.max_env_runners=9", algorithm="a2c")
+    assert "more than the 8 vector steps of a batch (64 env steps / 8 envs)" in problem
