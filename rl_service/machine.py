@@ -35,14 +35,15 @@ def missing_cpus(
         there: says where they are and how many.
         remedy: what else to do than to ask for fewer workers.
     """
-    workers, each = resources.num_env_runners, resources.num_cpus_per_env_runner
+    workers, each = resources.num_workers_to_begin_with, resources.num_cpus_per_env_runner
     if workers * each <= cpus:
         return None
     fitting = int(cpus / each)
+    key = "min_env_runners" if resources.is_elastic else "num_env_runners"
     return (
-        f"resources.num_env_runners={workers} with {each:g} CPU each need {workers * each:g} "
+        f"resources.{key}={workers} with {each:g} CPU each need {workers * each:g} "
         f"CPUs, and {there}; use at most {fitting} "
-        f"(--set resources.num_env_runners={fitting}) or {remedy}"
+        f"(--set resources.{key}={fitting}) or {remedy}"
     )
 
 

@@ -15,6 +15,7 @@ from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
 from rl_service.machine import missing_cpus
+from rl_service.rollout.capacity import obtainable_cpus
 
 _ANSWER_TIMEOUT_S = 10.0
 _SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
@@ -87,7 +88,7 @@ def _start(num_gpus: int) -> None:
 
 def _check_cpus(resources: ResourceSettings, address: str) -> None:
     """Ray would wait for missing CPUs for ever."""
-    cpus = ray.cluster_resources().get("CPU", 0.0)
+    cpus = obtainable_cpus()
     there = f"the cluster at RAY_ADDRESS={address} has {cpus:g}"
     problem = missing_cpus(resources, cpus, there=there, remedy="add nodes")
     if problem:

@@ -179,7 +179,7 @@ def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
                     observer.on_message(note)
                 return run_training(loaded.settings, observer=observer, run=run)
     except TrainingFailedError as error:
-        raise TrainingFailedError(f"{error}; details are in {run.log_path}") from error
+        raise type(error)(f"{error}; details are in {run.log_path}") from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"go on from what is saved with rl-service train --resume {run.path}"

@@ -36,3 +36,10 @@ class ElasticitySettings(Group):
     """Worker-hours that the run may take; once spent, `min_env_runners` go on. None: no limit."""
     worker_timeout_s: PositiveFloat = 120.0
     """A worker that finished no vector step for that long is hung and is replaced."""
+    lost_timeout_s: PositiveFloat = 600.0
+    """How long a run waits for a rollout worker when none is left, before it saves and ends."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change."""
+        return self.max_env_runners is not None

@@ -49,6 +49,11 @@ class ResourceSettings(ElasticitySettings):
     learner_threads: PositiveInt = 1
     worker_threads: PositiveInt = 1
 
+    @property
+    def num_workers_to_begin_with(self) -> int:
+        """Rollout workers that a run cannot begin without."""
+        return self.min_env_runners if self.is_elastic else self.num_env_runners
+
 
 class StopSettings(Group):
     """The run ends at whichever comes first.

@@ -47,7 +47,7 @@ class Scaling:
                 learn_time_s=row["learn_time_s"],
                 learn_actor_time_s=row["learn_actor_time_s"],
                 iteration_time_s=row["iteration_time_s"],
-                max_placeable=self._capacity.placeable(len(fleet.ready)),
+                max_placeable=self._capacity.placeable(len(fleet.ready), fleet.num_starting),
                 worker_hours=fleet.worker_hours,
             )
         )

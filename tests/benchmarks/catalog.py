@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 from tests.benchmarks import (
     algorithms,
+    chaos,
     critic,
+    elasticity,
+    faults,
     language_model,
     memory,
     returns,
@@ -48,6 +51,9 @@ BENCHMARKS = {
     "scaling": Benchmark(scaling.measure, scaling.tables),
     "serving": Benchmark(serving.measure, serving.tables, runs_commands=True),
     "tuning": Benchmark(tuning.measure, tuning.tables, runs_commands=True),
+    "elasticity": Benchmark(elasticity.measure, elasticity.tables, by_default=False),
+    "faults": Benchmark(faults.measure, faults.tables, by_default=False),
+    "chaos": Benchmark(chaos.measure, chaos.tables, by_default=False),
     "memory": Benchmark(memory.measure, memory.tables),
 }
 TABLES: dict[str, Tables] = {name: each.tables for name, each in BENCHMARKS.items()}

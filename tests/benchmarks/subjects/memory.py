@@ -23,9 +23,9 @@ class Memory(Trainings):
         def of_worker(worker: Any) -> tuple[str, dict[str, int]]:
             return f"worker {worker.worker_index}", process_memory()
 
-        group = self.algorithms[name].env_runner_group
-        workers = group.foreach_env_runner(of_worker, local_env_runner=False)
-        return {"learner": process_memory(), **dict(workers)}
+        fleet = self.algorithms[name].fleet
+        workers = {} if fleet is None else fleet.call("apply", of_worker)
+        return {"learner": process_memory(), **dict(workers.values())}
 
 
 def process_memory() -> dict[str, int]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import gymnasium as gym
+import ray
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
@@ -38,6 +39,7 @@ class Samplers:
         self._local, self._remote = build_algorithm(local), build_algorithm(remote)
         for algorithm in (self._local, self._remote):
             self._stack.callback(algorithm.stop)
+            algorithm.start_workers()
 
     def close(self) -> None:
         self._stack.close()
@@ -61,16 +63,14 @@ class Samplers:
             return lambda: self._bare.step_all(actions)
         if what == "worker":
             return lambda: self._local.env_runner.sample(vector_steps)
-        ids = [1] if what == "one" else [1, 2]
-        return lambda: _sample_remotely(self._remote, ids, vector_steps)
+        number = 1 if what == "one" else 2
+        return lambda: _sample_remotely(self._remote, number, vector_steps)
 
 
-def _sample_remotely(algorithm: OnPolicyAlgorithm, ids: list[int], vector_steps: int) -> None:
-    algorithm.env_runner_group.foreach_env_runner(
-        lambda worker: worker.sample(vector_steps),
-        local_env_runner=False,
-        remote_worker_ids=ids,
-    )
+def _sample_remotely(algorithm: OnPolicyAlgorithm, number: int, vector_steps: int) -> None:
+    assert algorithm.fleet is not None
+    workers = list(algorithm.fleet.ready.values())[:number]
+    ray.get([each.actor.sample_and_report.remote(vector_steps) for each in workers])
 
 
 class BareEnvs:

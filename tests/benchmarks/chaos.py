@@ -1,0 +1,104 @@
+"""What kills cost: a training whose rollout workers are killed, beside one left in peace."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from tests.benchmarks.child import OpenSubject
+from tests.benchmarks.record import Raw
+from tests.benchmarks.tables import Table
+
+GOAL = 0.70
+MODELS = ("mlp", "gpt2_critic")
+
+
+class Sizes(NamedTuple):
+    iterations: int = 200
+    iterations_between_kills: float = 10.0
+    workers: int = 3
+    train_batch_size: int = 4096
+    seed: int = 1
+
+
+QUICK = Sizes(6, 2.0, 2, 256)
+
+
+def measure(open_subject: OpenSubject, quick: bool) -> Raw:
+    """Rows of each training, in peace and disturbed, by model; the two take turns as wholes."""
+    sizes = QUICK if quick else Sizes()
+    path = "tests.benchmarks.subjects.disturbed:DisturbedTraining"
+    rows: dict[str, dict[str, Any]] = {}
+    for model in MODELS[:1] if quick else MODELS:
+        rows[model] = {}
+        for name in ("in peace", "disturbed"):
+            kill_every = sizes.iterations_between_kills if name == "disturbed" else None
+            with open_subject(path, variant=_variant(model, sizes), seed=sizes.seed) as training:
+                rows[model][name] = training.train(sizes.iterations, kill_every)
+    return {"sizes": sizes._asdict(), "rows": rows}
+
+
+def _variant(model: str, sizes: Sizes) -> dict[str, Any]:
+    batch = sizes.train_batch_size
+    return {
+        "env": {"id": "LunarLander-v3"},
+        "model": {"name": model},
+        "algorithm": {"train_batch_size": batch, "minibatch_size": batch // 16},
+        "resources": {"num_env_runners": sizes.workers, "num_envs_per_env_runner": 16},
+        "stop": {"iterations": sizes.iterations},
+        "seed": sizes.seed,
+    }
+
+
+def tables(raw: Raw) -> list[Table]:
+    """One row a training."""
+    sizes = raw["sizes"]
+    rows = []
+    for model, trainings in raw["rows"].items():
+        peace = _steps_per_s(trainings["in peace"])
+        rows += [_row(model, name, each, peace) for name, each in trainings.items()]
+    return [
+        Table(
+            f"Rollout workers killed every {sizes['iterations_between_kills']:g} iterations "
+            f"(goal: at least {GOAL:.0%} of the throughput)",
+            (
+                "training",
+                "kills",
+                "env steps/s",
+                "of it in peace",
+                "iterations with all workers",
+                "env steps an iteration",
+                "weights lag",
+                "return, last 20 iterations",
+            ),
+            rows,
+            f"LunarLander-v3, PPO, {sizes['iterations']} iterations of "
+            f"{sizes['train_batch_size']:,} env steps, {sizes['workers']} workers; SIGKILL to one "
+            f"of them at random, with a probability of "
+            f"1/{sizes['iterations_between_kills']:g} after each iteration. Env steps/s over the "
+            f"whole run.",
+        )
+    ]
+
+
+def _row(model: str, name: str, rows: list[Raw], peace: float) -> tuple[str, ...]:
+    most = max(row["num_env_runners"] for row in rows)
+    full = fmean(row["num_env_runners"] == most for row in rows)
+    batches = sorted({row["batch"] for row in rows})
+    speed = _steps_per_s(rows)
+    returns = [row["episode_return_mean"] for row in rows[-20:] if row["episode_return_mean"]]
+    return (
+        f"{model}, {name}",
+        str(sum(row["killed"] for row in rows)),
+        f"{speed:,.0f}",
+        f"{speed / peace:.2f}",
+        f"{full:.0%}",
+        ", ".join(f"{batch:,}" for batch in batches),
+        f"{max(row['weights_lag'] for row in rows):g}",
+        f"{median(returns):.0f}" if returns else "none ended",
+    )
+
+
+def _steps_per_s(rows: list[Raw]) -> float:
+    steps: float = sum(row["batch"] for row in rows) / sum(row["iteration_time_s"] for row in rows)
+    return steps

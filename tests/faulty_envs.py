@@ -1,0 +1,46 @@
+"""An environment that does what files in a folder tell it, in whatever process it is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+ABSENT, HANGS, RAISES, NAN = "absent", "hangs", "raises", "nan"
+
+
+class Told(gym.Wrapper[Any, Any, Any, Any]):
+    """Another environment with faults.
+
+    Args:
+        folder: while a file `absent` is in it, no environment can be made; a file `hangs`,
+            `raises` or `nan` is removed by the first one that sees it in a step, which then
+            stands still, raises or returns NaN.
+        inner: id of the environment.
+    """
+
+    def __init__(self, folder: str, inner: str = "CartPole-v1") -> None:
+        self._folder = Path(folder)
+        if (self._folder / ABSENT).exists():
+            raise RuntimeError("the simulator is away")
+        super().__init__(gym.make(inner))
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        if self._is_told(HANGS):
+            time.sleep(1000.0)
+        if self._is_told(RAISES):
+            raise RuntimeError("the motor is stuck")
+        if self._is_told(NAN):
+            obs = np.full_like(obs, np.nan)
+        return obs, *rest
+
+    def _is_told(self, what: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / what).unlink()
+            return True
+        return False
