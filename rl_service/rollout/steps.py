@@ -97,7 +97,8 @@ class Steps:
             self._rows = np.full(self._shape[1], self._row)
         starts = np.maximum(self._rows[envs] - num_steps, 0)
         self._rows[envs] = starts
-        return starts == 0
+        nothing_left: Array = starts == 0
+        return nothing_left
 
     def place_of(self, envs: Array) -> Place:
         """Where the next step of some envs (B,) goes, once they are apart."""
