@@ -20,6 +20,7 @@ import torch
 from custom_models.history import RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
+from rl_service.envs.failures import exception_text, failure_text, not_finite
 from rl_service.envs.make import make_env
 from rl_service.errors import EnvError, SettingsError
 from rl_service.policies.runner import PolicyRunner
@@ -84,7 +85,8 @@ def evaluate(
         video: An mp4 file for episode 0.
 
     Raises:
-        EnvError: if the environment cannot be made, read by this policy, or drawn.
+        EnvError: if the environment cannot be made, read by this policy, or drawn, or if it
+            raises or returns NaN or infinity in an episode.
         OutputError: if the video cannot be written.
         SettingsError: if there is no episode to play or the seed is negative.
     """
@@ -99,7 +101,7 @@ def evaluate(
         _check_spaces(runner, envs[0], env.id)
         add_frame = _no_frame if video is None else stack.enter_context(mp4_video(video, envs[0]))
         history = RunningHistory(len(envs), runner.actor.context_length, runner.action_spec)
-        episodes = _Episodes(envs, history, num_episodes, seed, add_frame)
+        episodes = _Episodes(envs, env.id, history, num_episodes, seed, add_frame)
         return episodes.play(runner, deterministic, generator)
 
 
@@ -142,12 +144,14 @@ class _Episodes:
     def __init__(
         self,
         envs: list[gym.Env[Any, Any]],
+        env_id: str,
         history: RunningHistory,
         num_episodes: int,
         seed: int,
         add_frame: AddFrame,
     ) -> None:
         self._envs = envs
+        self._env_id = env_id
         self._history = history
         self._seed = seed
         self._add_frame = add_frame
@@ -182,18 +186,38 @@ class _Episodes:
             return
         self._episodes[index] = episode
         self._history.forget(index)
-        self._obs[index], _ = self._envs[index].reset(seed=self._seed + episode)
+        try:
+            obs, _ = self._envs[index].reset(seed=self._seed + episode)
+            error = not_finite(obs)
+        except Exception as raised:  # an environment may raise anything
+            raise self._failure(episode, exception_text(raised)) from raised
+        if error:
+            raise self._failure(episode, error)
+        self._obs[index] = obs
         self._draw(index)
 
     def _step(self, index: int, action: Any) -> None:
         episode = self._episodes[index]
-        obs, reward, terminated, truncated, _ = self._envs[index].step(action)
+        self._lengths[episode] += 1
+        try:
+            obs, reward, terminated, truncated, _ = self._envs[index].step(action)
+            error = not_finite(obs, float(reward))
+        except Exception as raised:  # an environment may raise anything
+            raise self._failure(episode, exception_text(raised)) from raised
+        if error:
+            raise self._failure(episode, error)
         self._obs[index] = obs
         self._returns[episode] += float(reward)
-        self._lengths[episode] += 1
         self._draw(index)
         if terminated or truncated:
             self._begin(index)
+
+    def _failure(self, episode: int, error: str) -> EnvError:
+        where = failure_text(self._seed + episode, int(self._lengths[episode]), error)
+        return EnvError(
+            f"environment {self._env_id} failed in episode {episode} of the evaluation, {where}; "
+            f"a score needs all episodes: mend the environment"
+        )
 
     def _draw(self, index: int) -> None:
         if self._episodes[index] == 0:

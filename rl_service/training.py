@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
-from rl_service.errors import WorkersLostError
+from rl_service.errors import EnvError, WorkersLostError
 from rl_service.evaluation import EvaluationResult, evaluate
 from rl_service.policies.bundle import load_bundle
 from rl_service.policies.registry import PolicyVersion
@@ -138,14 +138,16 @@ class _Training:
             return {}
         if not self.trainer.evaluation_is_due:
             return {}
-        result = self.trainer.evaluate()
+        try:
+            result = self.trainer.evaluate()
+        except EnvError as error:
+            self.observer.on_message(
+                f"the evaluation at iteration {self.trainer.iteration} has no score, so its "
+                f"policy is not kept: {error}"
+            )
+            return {}
         row = evaluation_row(result)
         self.observer.on_evaluation({"training_iteration": self.trainer.iteration, **row})
-        if not math.isfinite(result.mean):
-            self.observer.on_message(
-                f"the evaluation at iteration {self.trainer.iteration} has no finite mean return, "
-                f"so its policy is not kept; look for NaN or infinite rewards in the environment"
-            )
         self.best.keep_if_better(result)
         return row
 
@@ -154,7 +156,7 @@ class _Training:
         self.saved_at = self.trainer.iteration
 
     def _final_evaluation(self) -> EvaluationResult | None:
-        """Plays the best policy's final episodes; None if Ctrl-C ends them."""
+        """Plays the best policy's final episodes; None if Ctrl-C or their environment ends them."""
         try:
             with interruptible():
                 return evaluate(
@@ -165,6 +167,9 @@ class _Training:
                 )
         except KeyboardInterrupt:
             self.observer.on_message("the final evaluation was interrupted; the run is finished")
+            return None
+        except EnvError as error:
+            self.observer.on_message(f"the run is finished, without a final score: {error}")
             return None
 
     def _register(self) -> PolicyVersion | None:

@@ -53,10 +53,17 @@ def _fixed_keys(layer: Layer) -> list[str]:
         f"--set {name}: a resumed run keeps its env, model, algorithm.name, optimizers, output "
         f"folder and seed; leave it out, or start a new run without --resume"
         for name in given
-        if name.partition(".")[0] not in _CHANGEABLE or name in _FIXED
+        if not _is_changeable(name)
     ]
 
 
+def _is_changeable(name: str) -> bool:
+    if name in _FIXED:
+        return False
+    return name.partition(".")[0] in _CHANGEABLE or name in _CHANGEABLE_TOO
+
+
+_CHANGEABLE_TOO = ("env.max_failed_episodes",)
 _FIXED = (
     "algorithm.name",
     "algorithm.optimizer",
@@ -67,12 +74,11 @@ _FIXED = (
 
 
 def _notes(before: Settings, after: Settings) -> list[str]:
-    old, new = before.model_dump(), after.model_dump()
+    old = before.by_key()
     return [
-        f"{group}.{key} is {_shown(value)} from here on (was {_shown(old[group][key])})"
-        for group in _CHANGEABLE
-        for key, value in new[group].items()
-        if value != old[group][key]
+        f"{name} is {_shown(value)} from here on (was {_shown(old[name])})"
+        for name, value in after.by_key().items()
+        if value != old.get(name) and _is_changeable(name)
     ]
 
 

@@ -31,6 +31,8 @@ class EnvSettings(Group):
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     normalize_returns: bool = False
     """Divide rewards by the running deviation of the discounted return (learning only)."""
+    max_failed_episodes: NonNegativeInt = 100
+    """Episodes that may fail with an exception, NaN or infinity; one more ends the run."""
 
 
 class ResourceSettings(ElasticitySettings):

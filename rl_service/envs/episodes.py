@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from rl_service.envs.failures import FailedEpisode
 
 
 def episode_seed(seed: int, worker_index: int, env_index: int, episode: int) -> int:
@@ -18,21 +22,29 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Seeds every reset from (run seed, worker, env, episode number) and records the actions.
 
     A checkpoint then needs no copy of the simulator: the episode number and the actions since
-    its reset bring a deterministic env back to where it was.
+    its reset bring a deterministic env back to where it was. An env that has raised may be
+    broken: it is made anew for the next episode.
 
     Args:
-        env: the environment.
+        make: makes the environment.
         seed: of the run.
         worker_index: of the rollout worker, 0 for the learner's own process.
         env_index: of this env among the worker's.
     """
 
     def __init__(
-        self, env: gym.Env[Any, Any], seed: int, worker_index: int, env_index: int
+        self,
+        make: Callable[[], gym.Env[Any, Any]],
+        seed: int,
+        worker_index: int,
+        env_index: int,
     ) -> None:
-        super().__init__(env)
+        super().__init__(make())
+        self._make = make
+        self._broken = False
         self._stream = (seed, worker_index, env_index)
         self._episode = -1
+        self._seed = 0
         self._actions: list[Any] = []
         self._obs: Any = None
 
@@ -44,14 +56,36 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         if seed is None:
             self._episode += 1
             seed = episode_seed(*self._stream, self._episode)
-        self._obs, info = self.env.reset(seed=seed, options=options)
+        self._seed = seed
+        if self._broken:
+            self._make_anew()
+        try:
+            self._obs, info = self.env.reset(seed=seed, options=options)
+        except Exception:
+            self._broken = True
+            raise
         return self._obs, info
+
+    def _make_anew(self) -> None:
+        with suppress(Exception):  # what is broken may not close either
+            self.env.close()
+        self.env = self._make()
+        self._broken = False
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._actions.append(action)
-        result = self.env.step(action)
+        try:
+            result = self.env.step(action)
+        except Exception:
+            self._broken = True
+            raise
         self._obs = result[0]
         return result
+
+    def failure(self, error: str) -> FailedEpisode:
+        """The record of the running episode, which has failed in its last step or its reset."""
+        _, worker_index, env_index = self._stream
+        return FailedEpisode(worker_index, env_index, self._seed, len(self._actions), error)
 
     def start_stream(self, seed: int) -> None:
         """Numbers episodes from 0 again, under another seed than the run's."""
@@ -70,11 +104,15 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Plays the recorded episode again up to the recorded step.
 
         Returns:
-            Whether that led to the recorded observation; false if the env is not deterministic.
+            Whether that led to the recorded observation; false if the env is not deterministic,
+            which one that raises now is not either.
         """
         self._episode = int(state["episode"]) - 1
-        self.reset()
         discrete = np.issubdtype(state["actions"].dtype, np.integer)
-        for action in state["actions"]:
-            self.step(int(action) if discrete else action)
+        try:
+            self.reset()
+            for action in state["actions"]:
+                self.step(int(action) if discrete else action)
+        except Exception:
+            return False
         return bool(np.allclose(self._obs, state["obs"], rtol=1e-5, atol=1e-6))

@@ -88,11 +88,15 @@ class ReturnScaler:
         self.discounted = np.zeros(num_envs, np.float64)
 
     def __call__(
-        self, rewards: npt.NDArray[np.float32], done: npt.NDArray[np.bool_]
+        self, rewards: npt.NDArray[np.float32], envs: Any = slice(None)
     ) -> npt.NDArray[np.float32]:
-        """Scales the rewards (E,) of one vector step."""
-        self.discounted = self.discounted * self.gamma + rewards
-        self.filter.update(self.discounted)
-        self.discounted[done] = 0.0
+        """Scales the rewards (B,) that these envs have paid in one step; by default all."""
+        discounted = self.discounted[envs] * self.gamma + rewards
+        self.discounted[envs] = discounted
+        self.filter.update(discounted)
         scaled = np.clip(rewards / self.filter.stats.std, -10.0, 10.0)
         return scaled.astype(np.float32)
+
+    def forget(self, envs: Any) -> None:
+        """New episodes begin in these envs."""
+        self.discounted[envs] = 0.0

@@ -1,13 +1,13 @@
 """Steps a vector of environments and writes whole columns; knows no Ray.
 
-One policy call per vector step. Columns are preallocated as (T, E, ...) and laid out as rows of
-fragments (see `fragments`) once at the end.
+One policy call per vector step. Of an episode that fails in its environment no row of the current
+fragments remains; in the running statistics remains what it had shown before it failed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.history import History, RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.envs.episodes import SeededEpisodes
+from rl_service.envs.failures import FailedEpisode
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
-from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns
-
-Array = npt.NDArray[Any]
+from rl_service.rollout.fragments import Columns
+from rl_service.rollout.stepping import Array, Stepped, Stepping
+from rl_service.rollout.steps import Place, Steps, next_context
 
 _EPISODES_PER_ENV = 1 << 20
 """Width of the range of episode ids that one env of one worker may use."""
@@ -60,6 +61,7 @@ class VectorSampler:
         obs_filter: normalises observations, None leaves them.
         return_scaler: scales rewards for learning, None leaves them.
         worker_index: keeps episode ids of different workers apart.
+        max_failures: episodes that may fail in one call of `sample`.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class VectorSampler:
         obs_filter: RunningFilter | None,
         return_scaler: ReturnScaler | None,
         worker_index: int,
+        max_failures: int,
     ) -> None:
         self.envs = list(envs)
         self.return_scaler = return_scaler
         self._act = act
+        self._stepping = Stepping(self.envs, action_spec, max_failures)
         self._action_spec = action_spec
         self._num_context_steps = num_context_steps
         self._filter = obs_filter
@@ -96,149 +100,114 @@ class VectorSampler:
         episodes, self._episodes = self._episodes, []
         return episodes
 
+    def pop_failures(self) -> list[FailedEpisode]:
+        """Episodes that failed in their environment since the last call."""
+        return self._stepping.pop_failures()
+
     def sample(self, num_steps: int) -> Columns:
-        """Takes `num_steps` vector steps.
+        """Takes `num_steps` steps of every env.
+
+        An episode that fails in its environment is dropped: its steps are taken back, and its
+        env catches up with a new one.
 
         Args:
             num_steps: T; the result holds T * E step rows beside context and final rows.
 
         Returns:
             Columns of rows, env after env.
+
+        Raises:
+            TrainingFailedError: if more than `max_failures` episodes fail.
         """
+        self._stepping.forgive()
         if self._obs is None:
-            self._obs = self._normalise(np.stack([env.reset()[0] for env in self.envs]))
-        steps = self._allocate(num_steps)
-        finals: list[list[tuple[int, Array]]] = [[] for _ in self.envs]
-        for i in range(num_steps):
-            self._vector_step(i, steps, finals)
-        return self._lay_out(steps, finals)
+            self._obs = self._normalise(self._stepping.reset(range(len(self.envs))))
+        steps = Steps(num_steps, len(self.envs), self._obs.shape[1], self._action_spec)
+        while (place := steps.next_place()) is not None:
+            self._step(steps, place)
+        # Where the last step ended its episode there is nothing to bootstrap at the cut.
+        columns, ends = steps.lay_out(self._context, np.flatnonzero(self._t), self._obs)
+        if self._num_context_steps:
+            lengths = np.minimum(self._t, self._num_context_steps)
+            self._context = [
+                next_context(columns, end, n) for end, n in zip(ends, lengths, strict=True)
+            ]
+        return columns
 
-    def _allocate(self, num_steps: int) -> Columns:
+    def _step(self, steps: Steps, place: Place) -> None:
+        """Takes one step in the envs of a place."""
         assert self._obs is not None
-        shape = (num_steps, len(self.envs))
-        spec = self._action_spec
-        discrete = spec.kind == "discrete"
-        return {
-            SampleBatch.OBS: np.empty((*shape, self._obs.shape[1]), np.float32),
-            SampleBatch.ACTIONS: (
-                np.empty(shape, np.int64) if discrete else np.empty((*shape, spec.size), np.float32)
-            ),
-            SampleBatch.REWARDS: np.empty(shape, np.float32),
-            SampleBatch.TERMINATEDS: np.zeros(shape, np.bool_),
-            SampleBatch.T: np.empty(shape, np.int64),
-            SampleBatch.EPS_ID: np.empty(shape, np.int64),
-            SampleBatch.ACTION_LOGP: np.empty(shape, np.float32),
-            SampleBatch.ACTION_DIST_INPUTS: np.empty((*shape, spec.num_dist_inputs), np.float32),
-            LOSS_MASK: np.ones(shape, np.bool_),
-        }
-
-    def _vector_step(self, i: int, steps: Columns, finals: list[list[tuple[int, Array]]]) -> None:
-        assert self._obs is not None
-        acted = self._act(self._history.observed(self._obs))
-        self._history.acted(acted.actions)
-        steps[SampleBatch.OBS][i] = self._obs
-        steps[SampleBatch.ACTIONS][i] = acted.actions
-        steps[SampleBatch.ACTION_LOGP][i] = acted.action_logp
-        steps[SampleBatch.ACTION_DIST_INPUTS][i] = acted.dist_inputs
+        envs = place[1]
+        acted = self._act(self._history.observed(self._obs[envs], envs))
+        self._history.acted(acted.actions, envs)
+        steps.write(
+            place,
+            {
+                SampleBatch.OBS: self._obs[envs],
+                SampleBatch.ACTIONS: acted.actions,
+                SampleBatch.ACTION_LOGP: acted.action_logp,
+                SampleBatch.ACTION_DIST_INPUTS: acted.dist_inputs,
+                SampleBatch.T: self._t[envs],
+                SampleBatch.EPS_ID: self._episode_ids[envs],
+            },
+        )
         if acted.inputs is not None:
-            if ACTOR_INPUTS not in steps:
-                shape = (*steps[LOSS_MASK].shape, acted.inputs.shape[1])
-                steps[ACTOR_INPUTS] = np.empty(shape, acted.inputs.dtype)
-            steps[ACTOR_INPUTS][i] = acted.inputs
-        steps[SampleBatch.T][i] = self._t
-        steps[SampleBatch.EPS_ID][i] = self._episode_ids
-        env_actions = self._action_spec.to_env(acted.actions)
-        if self._action_spec.kind == "discrete":
-            env_actions = env_actions.tolist()
-        raw, rewards = [], steps[SampleBatch.REWARDS][i]
-        done = np.zeros(len(self.envs), np.bool_)
-        for e, env in enumerate(self.envs):
-            obs, reward, terminated, truncated, _ = env.step(env_actions[e])
-            raw.append(obs)
-            rewards[e] = reward
-            done[e] = terminated or truncated
-            steps[SampleBatch.TERMINATEDS][i, e] = terminated
-        self._returns += rewards
-        self._t += 1
-        if self.return_scaler is not None:
-            rewards[:] = self.return_scaler(rewards, done)
-        self._obs = self._normalise(np.stack(raw))
-        if done.any():
-            self._start_episodes(i, np.flatnonzero(done), steps, finals)
+            steps.write_inputs(place, acted.inputs)
+        stepped = self._stepping.step(envs, acted.actions)
+        if not stepped.errors:
+            self._book(steps, place, stepped)
+            return
+        numbers = np.arange(len(self.envs))[envs]
+        self._drop(steps, {int(numbers[k]): error for k, error in stepped.errors.items()})
+        kept = np.delete(np.arange(len(numbers)), list(stepped.errors))
+        if len(kept):
+            self._book(steps, steps.place_of(numbers[kept]), stepped.rows(kept))
 
-    def _start_episodes(
-        self, i: int, ended: Array, steps: Columns, finals: list[list[tuple[int, Array]]]
-    ) -> None:
-        """Books the ended episodes, keeps the observations that end at a time limit, resets."""
+    def _book(self, steps: Steps, place: Place, stepped: Stepped) -> None:
+        """Books a step that went well, and begins new episodes where it ended one."""
         assert self._obs is not None
-        for e in ended:
-            self._episodes.append(Episode(int(self._t[e]), float(self._returns[e])))
-            if not steps[SampleBatch.TERMINATEDS][i, e]:
-                finals[e].append((i, self._obs[e].copy()))
-        first = np.stack([self.envs[e].reset()[0] for e in ended])
-        self._obs[ended] = self._normalise(first)
-        self._history.forget(ended)
-        self._t[ended] = 0
-        self._returns[ended] = 0.0
-        self._episode_ids[ended] += 1
+        envs, rewards = place[1], stepped.rewards
+        self._returns[envs] += rewards
+        self._t[envs] += 1
+        if self.return_scaler is not None:
+            rewards = self.return_scaler(rewards, envs)
+        steps.write(
+            place, {SampleBatch.REWARDS: rewards, SampleBatch.TERMINATEDS: stepped.terminated}
+        )
+        self._obs[envs] = self._normalise(stepped.obs)
+        if stepped.ended.any():
+            numbers = np.arange(len(self.envs))[envs]
+            ended = numbers[stepped.ended]
+            self._episodes += [Episode(int(self._t[e]), float(self._returns[e])) for e in ended]
+            limited = numbers[stepped.ended & ~stepped.terminated]
+            steps.end_at_limit(limited, self._obs[limited])
+            self._begin_episodes(ended)
+        steps.advance(place)
+
+    def _drop(self, steps: Steps, errors: Mapping[int, str]) -> None:
+        """Takes back the running episodes of envs that failed, and begins new ones in them."""
+        for e, error in errors.items():
+            self._stepping.fail(e, error)
+        envs = np.array(list(errors))
+        nothing_left = steps.take_back(envs, self._t[envs])
+        for e in envs[nothing_left]:
+            self._context[e] = {}
+        self._begin_episodes(envs)
+
+    def _begin_episodes(self, envs: Array) -> None:
+        assert self._obs is not None
+        self._obs[envs] = self._normalise(self._stepping.reset(envs))
+        self._history.forget(envs)
+        self._t[envs] = 0
+        self._returns[envs] = 0.0
+        self._episode_ids[envs] += 1
+        if self.return_scaler is not None:
+            self.return_scaler.forget(envs)
 
     def _normalise(self, obs: Array) -> npt.NDArray[np.float32]:
         if self._filter is None:
             return obs.astype(np.float32, copy=False)
         return self._filter(obs)
-
-    def _lay_out(self, steps: Columns, finals: list[list[tuple[int, Array]]]) -> Columns:
-        """Rows of all fragments, env after env: context, then steps and final rows in order."""
-        num_steps, num_envs = steps[LOSS_MASK].shape
-        closing = self._closing_rows(num_steps, finals)
-        closes = np.zeros((num_steps, num_envs), np.int64)
-        after, owners = np.array([(i, e) for i, e, _ in closing], np.int64).reshape(-1, 2).T
-        closes[after, owners] = 1
-        num_context = np.array([len(c[SampleBatch.T]) if c else 0 for c in self._context])
-        ends = np.cumsum(num_context + num_steps + closes.sum(0))  # of fragments, in rows
-        starts = np.concatenate([[0], ends[:-1]])
-        rows = starts + num_context + np.arange(num_steps)[:, None]  # (T, E) of the steps
-        rows += closes.cumsum(0) - closes
-        out: Columns = {}
-        for name, column in steps.items():
-            out[name] = np.zeros((int(ends[-1]), *column.shape[2:]), column.dtype)
-            out[name][rows] = column
-        for start, context in zip(starts, self._context, strict=True):
-            for name, column in context.items():
-                out[name][start : start + len(column)] = column
-        if closing:
-            final_rows = rows[after, owners] + 1
-            out[SampleBatch.OBS][final_rows] = np.stack([obs for _, _, obs in closing])
-            out[SampleBatch.T][final_rows] = steps[SampleBatch.T][after, owners] + 1
-            out[SampleBatch.EPS_ID][final_rows] = steps[SampleBatch.EPS_ID][after, owners]
-        if self._num_context_steps:
-            self._context = [self._next_context(e, out, end) for e, end in enumerate(ends)]
-        return out
-
-    def _closing_rows(
-        self, num_steps: int, finals: list[list[tuple[int, Array]]]
-    ) -> list[tuple[int, int, Array]]:
-        """(step before, env, observation) of each final row, the cuts' included."""
-        assert self._obs is not None
-        inside = [(i, e, obs) for e, final in enumerate(finals) for i, obs in final]
-        # Where the last step ended its episode there is nothing to bootstrap at the cut.
-        going_on = np.flatnonzero(self._t)
-        return inside + [(num_steps - 1, int(e), self._obs[e]) for e in going_on]
-
-    def _next_context(self, e: int, columns: Columns, end: int) -> Columns:
-        """The last K-1 steps of the episode that goes on, for the next fragment.
-
-        Args:
-            e: env.
-            columns: rows of all fragments.
-            end: row after this env's last one.
-        """
-        num_rows = min(self._num_context_steps, int(self._t[e]))
-        if num_rows == 0:
-            return {}
-        names = (SampleBatch.OBS, SampleBatch.ACTIONS, SampleBatch.T, SampleBatch.EPS_ID)
-        last = end - 1  # the cut's final row
-        return {name: columns[name][last - num_rows : last].copy() for name in names}
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on from here in another process."""
@@ -273,12 +242,8 @@ class VectorSampler:
         return [e for e in range(len(self.envs)) if not self._replay(e, state["envs"][e])]
 
     def _replay(self, e: int, env_state: dict[str, Any]) -> bool:
-        assert self._obs is not None
         if self.envs[e].replay(env_state):
             return True
-        first = np.asarray(self.envs[e].reset()[0])[None]
-        self._obs[e] = self._normalise(first)[0]
-        self._t[e], self._returns[e], self._context[e] = 0, 0.0, {}
-        self._history.forget([e])
-        self._episode_ids[e] += 1
+        self._context[e] = {}
+        self._begin_episodes(np.array([e]))
         return False

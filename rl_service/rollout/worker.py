@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes
+from rl_service.envs.failures import FailedEpisode
 from rl_service.normalization import RunningMeanStd
 from rl_service.process import prepare_process, spare_the_collector
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
@@ -61,8 +63,8 @@ class Sampled(NamedTuple):
 
 def create_env(context: EnvContext) -> SeededEpisodes:
     """RLlib's env creator; `context` holds the env settings and the run's seed."""
-    env = make_env(EnvSettings(**context["settings"]))
-    return SeededEpisodes(env, context["seed"], context.worker_index, context.vector_index)
+    make = partial(make_env, EnvSettings(**context["settings"]))
+    return SeededEpisodes(make, context["seed"], context.worker_index, context.vector_index)
 
 
 class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
@@ -95,6 +97,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             return_scaler=returns
             and ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma),
             worker_index=self.worker_index,
+            max_failures=self.config.settings.env.max_failed_episodes,
         )
 
     def _act(self, history: History) -> Acted:
@@ -166,6 +169,10 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             RolloutMetrics(episode.length, episode.episode_return)
             for episode in self._vector_sampler.pop_episodes()
         ]
+
+    def get_failures(self) -> list[FailedEpisode]:
+        """Episodes that failed in their environment since the last call."""
+        return [] if self._vector_sampler is None else self._vector_sampler.pop_failures()
 
     def get_rollout_state(self) -> dict[str, Any]:
         """Where this worker stands: envs, context, random state; for an exact resume."""

@@ -15,7 +15,7 @@ from ray import tune
 
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
-from rl_service.errors import TrainingFailedError
+from rl_service.errors import EnvError, TrainingFailedError
 from rl_service.metrics import ENV_STEPS, NUMERIC, json_row
 from rl_service.trainer import Trainer, evaluation_row
 from rl_service.tuning.settings import BEST_SCORE, SCORE, SPEED
@@ -138,7 +138,10 @@ class _Member:
             return None if self.score is None else {}
         if not self.trainer.evaluation_is_due:
             return None
-        result = self.trainer.evaluate()
+        try:
+            result = self.trainer.evaluate()
+        except EnvError as error:
+            raise TrainingFailedError(f"seed {self.seed} has no score: {error}") from error
         self.score = result.mean
         self.best.keep_if_better(result)
         return evaluation_row(result)

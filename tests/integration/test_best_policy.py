@@ -85,12 +85,14 @@ def test_a_run_whose_first_episode_has_not_ended_leaves_a_policy_without_scores(
     assert scores(run) == {}
 
 
-def test_an_evaluation_without_a_finite_mean_is_told_and_keeps_no_policy(tmp_path: Path) -> None:
+def test_an_evaluation_that_fails_is_told_and_keeps_no_policy(tmp_path: Path) -> None:
     run = new_run(tmp_path, f"{__name__}:NaNScores", interval=1)
     observer = Recorder()
     assert train(run.settings, observer=observer, run=run).status == "finished"
     [message] = observer.messages
-    assert "evaluation at iteration 1 has no finite mean return" in message
+    assert "the evaluation at iteration 1 has no score" in message
+    seed = SEED + EVALUATION_SEED_OFFSET
+    assert f"episode 0 of the evaluation, reset(seed={seed}), step 1: reward is nan" in message
     assert scores(run) == {}
 
 

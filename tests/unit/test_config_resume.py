@@ -30,6 +30,12 @@ def test_numbers_are_changed_and_told_and_the_rest_stays() -> None:
     assert change_settings(RUN, iterations=None, overrides=[]).settings == RUN
 
 
+def test_the_limit_of_failed_episodes_may_be_raised() -> None:
+    loaded = change_settings(RUN, iterations=None, overrides=["env.max_failed_episodes=500"])
+    assert loaded.settings.env.max_failed_episodes == 500
+    assert loaded.notes == ["env.max_failed_episodes is 500 from here on (was 100)"]
+
+
 @pytest.mark.parametrize(
     "override",
     [

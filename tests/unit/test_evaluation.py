@@ -128,3 +128,52 @@ class ThreeActions(Countdown):
     def __init__(self) -> None:
         super().__init__()
         self.action_space = gym.spaces.Discrete(3)
+
+
+class Stumbling(Countdown):
+    """Fails in the episode of seed 8, in its reset (step 0) or a later step."""
+
+    def __init__(self, step: int, reward: float | None, obs: float = 0.0) -> None:
+        super().__init__()
+        self.fault = step, reward, obs
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        self.seed = seed
+        return self._stumble(obs, 0.0)[0], info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = super().step(action)
+        return *self._stumble(obs, reward), *rest  # type: ignore[return-value]
+
+    def _stumble(self, obs: Any, paid: float) -> tuple[Any, float]:
+        step, reward, value = self.fault
+        if (self.seed, self.time) != (8, step):
+            return obs, paid
+        if reward is None:
+            raise RuntimeError("the motor is stuck")
+        return np.array([0, 0, value, 0], np.float32), reward
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ({"step": 0, "reward": None}, "step 0: RuntimeError: the motor is stuck"),
+        ({"step": 2, "reward": None}, "step 2: RuntimeError: the motor is stuck"),
+        ({"step": 0, "reward": 0.0, "obs": np.nan}, "step 0: observation has NaN at index 2"),
+        ({"step": 1, "reward": 0.0, "obs": np.inf}, "step 1: observation has inf at index 2"),
+        ({"step": 2, "reward": np.nan}, "step 2: reward is nan"),
+    ],
+)
+def test_an_environment_that_fails_is_told_with_the_episode_and_its_step(
+    cartpole: BundledPolicy, fault: dict[str, Any], problem: str
+) -> None:
+    env = EnvSettings(id=f"{__name__}:Stumbling", kwargs=fault)
+    with pytest.raises(EnvError) as caught:
+        evaluate(cartpole, env, num_episodes=6, seed=5)
+    assert str(caught.value) == (
+        f"environment {env.id} failed in episode 3 of the evaluation, reset(seed=8), {problem}; "
+        f"a score needs all episodes: mend the environment"
+    )

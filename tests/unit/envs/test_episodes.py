@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from tests.environments import ENVIRONMENTS
 
 
 def build(env_id: str) -> SeededEpisodes:
-    return SeededEpisodes(make_env(EnvSettings(id=env_id, max_episode_steps=120)), 1, 2, 3)
+    return SeededEpisodes(partial(make_env, EnvSettings(id=env_id, max_episode_steps=120)), 1, 2, 3)
 
 
 @pytest.mark.parametrize("env_id", ENVIRONMENTS)

@@ -53,7 +53,7 @@ def build(
         return Acted(actions, zeros[:, 0], zeros, None)
 
     return VectorSampler(
-        [SeededEpisodes(env, 7, 1, i) for i, env in enumerate(envs)],
+        [SeededEpisodes(lambda env=env: env, 7, 1, i) for i, env in enumerate(envs)],
         act,
         ActionSpec.from_space(Counter.action_space),
         num_context_steps=context,
@@ -61,6 +61,7 @@ def build(
         obs_filter=kwargs.get("obs_filter"),
         return_scaler=scaler,
         worker_index=1,
+        max_failures=0,
     )
 
 

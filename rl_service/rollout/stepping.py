@@ -1,0 +1,140 @@
+"""Resets and steps environments; what fails in one of them is told and not raised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from custom_models.spaces import ActionSpec
+from rl_service.envs.episodes import SeededEpisodes
+from rl_service.envs.failures import (
+    FailedEpisode,
+    exception_text,
+    not_finite,
+    too_many_failures,
+)
+from rl_service.errors import TrainingFailedError
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+
+
+class Stepped(NamedTuple):
+    """What B envs answered to one action each."""
+
+    obs: Array
+    """(B, O)"""
+    rewards: npt.NDArray[np.float32]
+    """(B,)"""
+    terminated: npt.NDArray[np.bool_]
+    """(B,)"""
+    ended: npt.NDArray[np.bool_]
+    """(B,) terminated or truncated."""
+    errors: dict[int, str]
+    """What went wrong in some of the B; nothing else here counts for those."""
+
+    def rows(self, rows: Array) -> Stepped:
+        """Some of them, which did not fail."""
+        obs, rewards, terminated, ended, _ = self
+        return Stepped(obs[rows], rewards[rows], terminated[rows], ended[rows], {})
+
+
+class Stepping:
+    """E environments of one worker and the episodes that failed in them.
+
+    Args:
+        envs: the environments.
+        action_spec: maps policy actions to env actions.
+        max_failures: episodes that may fail between two calls of `forgive`.
+    """
+
+    def __init__(
+        self, envs: Sequence[SeededEpisodes], action_spec: ActionSpec, max_failures: int
+    ) -> None:
+        self._envs = envs
+        self._action_spec = action_spec
+        self._max_failures = max_failures
+        self._num_failures = 0
+        self._failures: list[FailedEpisode] = []
+
+    def forgive(self) -> None:
+        """Counts failures from 0 again."""
+        self._num_failures = 0
+
+    def pop_failures(self) -> list[FailedEpisode]:
+        """Episodes that failed since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def step(self, envs: Any, actions: Array) -> Stepped:
+        """Takes an action (B, ...) of the policy in each of some envs: (B,), or a full slice."""
+        env_actions = self._action_spec.to_env(actions)
+        if self._action_spec.kind == "discrete":
+            env_actions = env_actions.tolist()
+        observed: list[Any] = []
+        rewards = np.zeros(len(actions), np.float32)
+        terminated, truncated = np.zeros((2, len(actions)), np.bool_)
+        errors: dict[int, str] = {}
+        chosen = self._envs[envs] if isinstance(envs, slice) else [self._envs[e] for e in envs]
+        for k, env in enumerate(chosen):
+            try:
+                obs, rewards[k], terminated[k], truncated[k], _ = env.step(env_actions[k])
+            except Exception as error:  # an environment may raise anything
+                errors[k] = exception_text(error)
+                obs = np.zeros(env.observation_space.shape or (), np.float32)
+            observed.append(obs)
+        stacked = np.stack(observed)
+        _find_not_finite(stacked, rewards, errors)
+        return Stepped(stacked, rewards, terminated, terminated | truncated, errors)
+
+    def reset(self, envs: Iterable[int]) -> Array:
+        """The first observations (B, O) of new episodes in some envs.
+
+        Where a reset fails, the episode counts as failed and the next one is tried.
+
+        Raises:
+            TrainingFailedError: if more than `max_failures` episodes have failed.
+        """
+        return np.stack([self._reset(self._envs[e]) for e in envs])
+
+    def _reset(self, env: SeededEpisodes) -> Array:
+        while True:
+            try:
+                obs = np.asarray(env.reset()[0])
+                error = not_finite(obs)
+            except Exception as raised:  # an environment may raise anything
+                error = exception_text(raised)
+            if error is None:
+                return obs
+            self._record(env.failure(error))
+
+    def fail(self, env_index: int, error: str) -> None:
+        """Records that the running episode of an env has failed.
+
+        Raises:
+            TrainingFailedError: if that is one too many.
+        """
+        self._record(self._envs[env_index].failure(error))
+
+    def _record(self, failure: FailedEpisode) -> None:
+        logger.warning("an episode failed in its environment: %s", failure)
+        self._failures.append(failure)
+        self._num_failures += 1
+        if self._num_failures > self._max_failures:
+            raise TrainingFailedError(
+                too_many_failures(self._num_failures, self._max_failures, failure)
+            )
+
+
+def _find_not_finite(obs: Array, rewards: npt.NDArray[np.float32], errors: dict[int, str]) -> None:
+    """Adds to the errors the rows (B, O), (B,) that are not finite."""
+    if np.isfinite(obs).all() and np.isfinite(rewards).all():
+        return
+    for k, reward in enumerate(rewards):
+        if k not in errors and (error := not_finite(obs[k], float(reward))):
+            errors[k] = error
