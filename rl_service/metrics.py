@@ -72,6 +72,9 @@ METRICS: dict[str, Metric] = {
     "num_env_runners_target": Metric("workers", "rollout workers that are wanted"),
     "num_worker_restarts": Metric("workers", "rollout workers replaced since the run began"),
     "scaling_reason": Metric(TEXT, "why the autoscaler wants as many"),
+    "num_failed_episodes": Metric(
+        "episodes", "episodes dropped since the run began because their environment failed"
+    ),
     "worker_hours": Metric("h", "time that rollout workers have been ready, summed over them"),
     "evaluation/episode_return_mean": Metric("reward", "mean return, deterministic policy"),
     "evaluation/episode_return_std": Metric("reward", "standard deviation of these returns"),

@@ -100,6 +100,7 @@ class Trainer:
             "env_steps_per_s": (steps - steps_before) / elapsed,
             "iteration_time_s": elapsed,
             "time_total_s": self.progress.time_total_s,
+            "num_failed_episodes": self.algo.num_failed_episodes,
             **self._worker_metrics(),
         }
         if self._scaling is not None:
@@ -107,8 +108,15 @@ class Trainer:
         return row
 
     def pop_messages(self) -> list[str]:
-        """What the user should know of the rollout workers, since the last call."""
-        return [] if self.algo.fleet is None else self.algo.fleet.pop_messages()
+        """What the user should know of workers and environments, since the last call."""
+        messages = [] if self.algo.fleet is None else self.algo.fleet.pop_messages()
+        failures = self.algo.pop_failures()
+        if failures:
+            messages.append(
+                f"{len(failures)} episode(s) failed in the environment and were dropped; "
+                f"the last: {failures[-1]}"
+            )
+        return messages
 
     def _worker_metrics(self) -> dict[str, float]:
         fleet = self.algo.fleet

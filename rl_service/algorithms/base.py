@@ -22,6 +22,7 @@ from rl_service.algorithms.sampling import BatchSampler, Samples, pack, unpack
 from rl_service.algorithms.state import base_model_sha256, read_state, write_state
 from rl_service.algorithms.workers import build_fleet
 from rl_service.config.settings import Settings
+from rl_service.envs.failures import FailedEpisode, too_many_failures
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.normalization import ObservationNormalizer
 from rl_service.rollout.filters import OBSERVATIONS
@@ -29,8 +30,8 @@ from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import VectorRolloutWorker
 
-_UPDATES = "actor_updates"
-"""Counter of the updates that the actor has behind it."""
+# Counters: updates that the actor has behind it, episodes that failed in their environment.
+_UPDATES, _FAILED = "actor_updates", "failed_episodes"
 
 
 class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
@@ -53,6 +54,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
 
     def setup(self, config: OnPolicyConfig) -> None:
         self._new_episodes: list[RolloutMetrics] = []
+        self._new_failures: list[FailedEpisode] = []
         self._next_samples: Background[Samples] | None = None
         self.fleet: Fleet | None = None
         self.num_sampling_workers = 0
@@ -112,6 +114,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         pending, self._next_samples = self._next_samples, None
         sampled = self._sample() if pending is None else pending.result()
         self._new_episodes += sampled.episodes
+        self._count_failures(sampled.failures)
         num_steps = int(sampled.batch[LOSS_MASK].sum())
         self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
         started, policy = time.perf_counter(), self.learner_policy
@@ -140,6 +143,15 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def _sample(self) -> Samples:
         return self._sampler.sample(self._num_updates)
 
+    def _count_failures(self, failures: list[FailedEpisode]) -> None:
+        self._counters[_FAILED] += len(failures)
+        self._new_failures += failures
+        limit = self.settings.env.max_failed_episodes
+        if failures and self.num_failed_episodes > limit:
+            raise TrainingFailedError(
+                too_many_failures(self.num_failed_episodes, limit, failures[-1])
+            )
+
     def _is_last_batch(self) -> bool:
         total = self.settings.total_env_steps
         return total is not None and self.env_steps >= total
@@ -148,6 +160,16 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         """Episodes that ended since the last call, of all workers."""
         episodes, self._new_episodes = self._new_episodes, []
         return episodes
+
+    @property
+    def num_failed_episodes(self) -> int:
+        """Episodes that failed in their environment since the run began."""
+        return int(self._counters[_FAILED])
+
+    def pop_failures(self) -> list[FailedEpisode]:
+        """Those since the last call."""
+        failures, self._new_failures = self._new_failures, []
+        return failures
 
     def _remote_worker_ids_for_metrics(self) -> list[int]:
         """Nobody: episodes arrive with the samples, a round trip for them would be one more."""

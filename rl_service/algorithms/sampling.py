@@ -13,6 +13,7 @@ from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 
 from rl_service.config.settings import Settings
+from rl_service.envs.failures import FailedEpisode
 from rl_service.errors import TrainingFailedError
 from rl_service.rollout.fleet import Fleet, Worker, reason_of
 from rl_service.rollout.fragments import LOSS_MASK
@@ -27,6 +28,7 @@ class Samples(NamedTuple):
 
     batch: SampleBatch
     episodes: list[RolloutMetrics]
+    failures: list[FailedEpisode]
     time_s: float
     num_workers: int
     """Rollout workers that sampled it; 0 if the learner's own process did."""
@@ -71,6 +73,7 @@ class BatchSampler:
         return Samples(
             batch=concat_samples([part.batch for part in parts]),
             episodes=[episode for part in parts for episode in part.episodes],
+            failures=[failure for part in parts for failure in part.failures],
             time_s=time.perf_counter() - started,
             num_workers=len({part.worker_index for part in parts if part.worker_index}),
             weights_version=min(part.weights_version for part in parts),
@@ -78,11 +81,7 @@ class BatchSampler:
 
     def _sample_here(self, num_vector_steps: int, weights_version: int) -> Sampled:
         self._local.weights_version = weights_version
-        try:
-            return self._local.sample_and_report(num_vector_steps)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise TrainingFailedError(_env_failure("the sampler", reason)) from error
+        return self._local.sample_and_report(num_vector_steps)
 
     def _sample_on(self, fleet: Fleet, num_vector_steps: int, version: int) -> list[Sampled]:
         num_envs = self._settings.resources.num_envs_per_env_runner
@@ -137,8 +136,7 @@ class BatchSampler:
         try:
             sampled: Sampled = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
-            name = f"rollout worker {worker.index}"
-            raise TrainingFailedError(_env_failure(name, reason_of(error))) from error
+            raise _failure(worker, error) from error
         except RayError as error:
             fleet.lose(worker.index, reason_of(error))
             return None
@@ -150,17 +148,24 @@ class BatchSampler:
 def pack(samples: Samples) -> dict[str, Any]:
     """Plain values for a checkpoint."""
     episodes = [(episode.episode_length, episode.episode_reward) for episode in samples.episodes]
-    return samples._asdict() | {"batch": dict(samples.batch), "episodes": episodes}
+    failures = [failure._asdict() for failure in samples.failures]
+    plain = {"batch": dict(samples.batch), "episodes": episodes, "failures": failures}
+    return samples._asdict() | plain
 
 
 def unpack(packed: dict[str, Any]) -> Samples:
     """What `pack` was given."""
     episodes = [RolloutMetrics(length, reward) for length, reward in packed["episodes"]]
-    return Samples(**packed | {"batch": SampleBatch(packed["batch"]), "episodes": episodes})
+    failures = [FailedEpisode(**failure) for failure in packed["failures"]]
+    batch = SampleBatch(packed["batch"])
+    return Samples(**packed | {"batch": batch, "episodes": episodes, "failures": failures})
 
 
-def _env_failure(who: str, reason: str) -> str:
-    return (
-        f"{who} failed in its environment: {reason}; "
-        f"mend the environment, then go on from the last checkpoint with --resume"
+def _failure(worker: Worker, error: ray.exceptions.RayTaskError) -> TrainingFailedError:
+    """A worker that raises would raise again in another process."""
+    if isinstance(error.cause, TrainingFailedError):
+        return TrainingFailedError(str(error.cause))
+    return TrainingFailedError(
+        f"rollout worker {worker.index} failed: {reason_of(error)}; look for its traceback in the "
+        f"log, then go on from the last checkpoint with --resume"
     )

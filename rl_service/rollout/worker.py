@@ -56,6 +56,7 @@ class Sampled(NamedTuple):
     filters: dict[str, RunningFilter]
     """Statistics; their buffers hold what this worker has seen since the last request."""
     episodes: list[RolloutMetrics]
+    failures: list[FailedEpisode]
     worker_index: int
     weights_version: int
     """Of the weights that sampled: how many updates the actor had behind it."""
@@ -143,7 +144,14 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         """Samples with the weights that are there, and gives away what was seen."""
         batch = self.sample(num_vector_steps)
         filters = self.get_filters(flush_after=True)
-        return Sampled(batch, filters, self.get_metrics(), self.worker_index, self.weights_version)
+        return Sampled(
+            batch,
+            filters,
+            self.get_metrics(),
+            self.get_failures(),
+            self.worker_index,
+            self.weights_version,
+        )
 
     def sample(self, num_vector_steps: int | None = None, **kwargs: Any) -> SampleBatch:
         """Takes vector steps with the current weights.
