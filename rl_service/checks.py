@@ -15,6 +15,7 @@ from rl_service.errors import EnvError, RegistryError
 from rl_service.machine import available_cpus, available_gpus, missing_cpus
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.pretrained import check_pretrained, check_prompts
+from rl_service.rollout.scaling_policies import check_policy
 
 
 def check_settings(settings: Settings) -> list[str]:
@@ -28,8 +29,9 @@ def check_settings(settings: Settings) -> list[str]:
 
 
 def check_machine(settings: Settings) -> list[str]:
-    """The reasons that lie in the environment, the weights, the registry, the CPUs and GPUs."""
+    """The reasons in the environment, the weights, the registry, a scaling policy, CPUs, GPUs."""
     problems = [*_env_problems(settings), *check_pretrained(settings.model)]
+    problems += check_policy(settings.resources)
     problems += _registry_problems(settings.tracking.registry)
     if not os.environ.get("RAY_ADDRESS"):
         problems += _resource_problems(settings.resources)

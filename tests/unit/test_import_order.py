@@ -40,6 +40,11 @@ ORDER = [
         "rl_service.process",
         "rl_service.ray_session",
     ],
+    # How many rollout workers there should be; knows no Ray.
+    ["rl_service.rollout.load", "rl_service.rollout.sample_times"],
+    ["rl_service.rollout.throughput"],
+    ["rl_service.rollout.scaling_policies"],
+    ["rl_service.rollout.autoscaler"],
     ["rl_service.rollout"],
     ["rl_service.algorithms"],
     ["rl_service.policies"],

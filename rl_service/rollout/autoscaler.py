@@ -1,0 +1,123 @@
+"""Decides between two iterations how many rollout workers there should be.
+
+A policy says what it wants; limits, delays, the step size and the cost cap say what it gets.
+Whoever carries a decision out need not wait for it: the target counts workers that are still
+starting, and measures are of the workers that really sampled.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rl_service.config.settings import ResourceSettings
+from rl_service.rollout.load import Load
+from rl_service.rollout.scaling_policies import build_policy
+from rl_service.rollout.throughput import Proposal
+
+__all__ = ["Autoscaler", "Decision", "Load"]
+
+
+class Decision(NamedTuple):
+    """How many workers from now on, and why."""
+
+    num_workers: int
+    """Alive and starting ones together."""
+    reason: str
+    """One line with the numbers that led to it."""
+
+
+class Autoscaler:
+    """The target of one run.
+
+    Args:
+        settings: checked settings.
+        num_workers: workers at the start; a run that goes on starts with those it had.
+
+    Raises:
+        SettingsError: if a policy of one's own cannot be imported or called.
+    """
+
+    def __init__(self, settings: ResourceSettings, num_workers: int) -> None:
+        self._settings = settings
+        self._policy = build_policy(settings, num_workers)
+        most = settings.max_env_runners
+        self._least, self._most = (
+            (num_workers, num_workers) if most is None else (settings.min_env_runners, most)
+        )
+        self._target = min(max(num_workers, self._least), self._most)
+        self._last_proposal = self._target
+        self._direction = 0
+        self._asked = 0
+        """Iterations in a row that asked for a change in that direction."""
+        self._held_iterations = 0
+        """Iterations that are left in which no more than `_held` workers are no reason to grow."""
+        self._held = 0
+
+    @property
+    def num_workers(self) -> int:
+        """The target as it stands."""
+        return self._target
+
+    def decide(self, load: Load) -> Decision:
+        """Decides once after each iteration."""
+        before = self._target
+        proposal = self._policy.propose(load, before)  # also once the cap is spent: it measures
+        count, reason = self._within_room(load, self._granted(load, proposal))
+        self._last_proposal, self._target = proposal.num_workers, count
+        self._held_iterations -= 1
+        if count < before:
+            self._held, self._held_iterations = before, self._settings.down_delay_iterations
+        if count == before:
+            return Decision(count, f"stays at {count}: {reason}")
+        self._direction = self._asked = 0
+        return Decision(count, f"{before} to {count}: {reason}")
+
+    def _granted(self, load: Load, proposal: Proposal) -> Proposal:
+        cap = self._settings.max_worker_hours
+        if cap is not None and load.worker_hours >= cap:
+            spent = f"{load.worker_hours:.3g} of {cap:g} worker-hours are spent"
+            return Proposal(self._least, f"{spent}, {self._least} go on")
+        bounded = self._bounded(proposal)
+        return self._delayed(load, bounded) if self._policy.delayed else bounded
+
+    def _bounded(self, proposal: Proposal) -> Proposal:
+        count, reason = proposal
+        if count > self._most:
+            return Proposal(self._most, f"{reason}; at most {self._most} are allowed")
+        if count < self._least:
+            return Proposal(self._least, f"{reason}; at least {self._least} are asked for")
+        return proposal
+
+    def _delayed(self, load: Load, proposal: Proposal) -> Proposal:
+        """Holds a change back until it was asked for often enough, then takes one step."""
+        count, reason = proposal
+        if load.num_starting and count > self._target:
+            # The measures cannot have got better yet, so only what two in a row ask for counts:
+            # else the noise of a long wait for a node would add up to workers that nobody needs.
+            count = max(self._target, min(count, self._last_proposal))
+        if self._held_iterations > 0 and self._target < count <= self._held:
+            # Back to where it has just come from: noise asks for that, a new load for more.
+            reason = f"{reason}, and {self._held} were too many just now"
+            count = self._target
+        change = count - self._target
+        direction = (change > 0) - (change < 0)
+        self._asked = self._asked + 1 if direction == self._direction else 1
+        self._direction = direction
+        settings = self._settings
+        delay = settings.up_delay_iterations if direction > 0 else settings.down_delay_iterations
+        if direction and self._asked < delay:
+            asked = f"asked for in {self._asked} of {delay} iterations in a row"
+            return Proposal(self._target, f"{reason}, {asked}")
+        step = settings.max_scaling_step
+        if abs(change) > step:
+            return Proposal(self._target + direction * step, f"{reason}, at most {step} at a time")
+        return Proposal(count, reason)
+
+    def _within_room(self, load: Load, proposal: Proposal) -> Proposal:
+        """Nothing is asked for that the cluster cannot place, but for the minimum."""
+        if load.max_placeable is None:
+            return proposal
+        room = max(load.max_placeable, load.num_alive, self._least)
+        if proposal.num_workers <= room:
+            return proposal
+        return Proposal(room, f"{proposal.reason}; the cluster has room for {room}")
