@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import ray
 
+from rl_service.capacity import obtainable_cpus
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
 from rl_service.machine import missing_cpus
-from rl_service.rollout.capacity import obtainable_cpus
 
 _ANSWER_TIMEOUT_S = 10.0
 _SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rl_service.capacity import Capacity
 from rl_service.config.settings import ResourceSettings
 from rl_service.metrics import ENV_STEPS
 from rl_service.rollout.autoscaler import Autoscaler, Load
-from rl_service.rollout.capacity import Capacity
 from rl_service.rollout.fleet import Fleet
 
 

@@ -137,6 +137,39 @@ def test_a_worker_that_stands_still_is_replaced(build: Any, tmp_path: Path) -> N
     assert len(worker_pids()) == 2
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (faulty_envs.RAISES, "RuntimeError: the motor is stuck"),
+        (faulty_envs.NAN, "observation has NaN at index 0"),
+    ],
+)
+def test_an_episode_that_fails_is_dropped_and_told(
+    fault: str, error: str, workers: int, tmp_path: Path
+) -> None:
+    trainer = Trainer(settings_of(tmp_path, num_env_runners=workers))
+    try:
+        assert trainer.iterate()["num_failed_episodes"] == 0
+        (tmp_path / fault).touch()
+        rows = [trainer.iterate() for _ in range(3)]
+        trainer.save(tmp_path)
+    finally:
+        trainer.close()
+    assert rows[-1]["num_failed_episodes"] == 1
+    assert trainer.algo.env_steps == 4 * 128
+    assert all(np.isfinite(row["policy_loss"]) for row in rows)
+    [message] = trainer.pop_messages()
+    assert message.startswith("1 episode(s) failed in the environment and were dropped; the last: ")
+    assert message.endswith(error)
+    again = Trainer(settings_of(tmp_path, num_env_runners=workers))
+    try:
+        again.restore(tmp_path)
+        assert again.iterate()["num_failed_episodes"] == 1
+    finally:
+        again.close()
+
+
 class LosesAll(Recorder):
     """Lets no environment be made any more, and kills all workers, after two iterations."""
 

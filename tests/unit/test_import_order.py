@@ -33,6 +33,7 @@ ORDER = [
     ["tune_configs"],
     ["rl_service.config"],
     ["rl_service.envs"],
+    ["rl_service.capacity"],
     [
         "rl_service.base_models",
         "rl_service.machine",
@@ -106,6 +107,7 @@ ORDER = [
 ]
 
 USES_RAY = (
+    "rl_service.capacity",
     "custom_models.rllib_models",
     "custom_models.registry",
     "rl_service.rollout",
