@@ -129,7 +129,7 @@ class Fleet:
             self._wait_for_start(_POLL_S)
             self._admit(must_start=True)
             waited_s = time.monotonic() - started
-            if not self.ready and waited_s > self._lost_timeout_s:
+            if not self.ready and waited_s > max(self._lost_timeout_s, _ALL_THERE_TIMEOUT_S):
                 raise self._all_lost()
             if self.ready and waited_s > _ALL_THERE_TIMEOUT_S:
                 self.tell(
