@@ -61,10 +61,10 @@ class Autoscaler:
     def decide(self, load: Load) -> Decision:
         """Decides once after each iteration."""
         before = self._target
+        self._held_iterations -= 1
         proposal = self._policy.propose(load, before)  # also once the cap is spent: it measures
         count, reason = self._within_room(load, self._granted(load, proposal))
         self._last_proposal, self._target = proposal.num_workers, count
-        self._held_iterations -= 1
         if count < before:
             self._held, self._held_iterations = before, self._settings.down_delay_iterations
         if count == before:

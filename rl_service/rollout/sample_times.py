@@ -16,10 +16,10 @@ from typing import NamedTuple
 WINDOW = 3
 """Iterations that a median is taken over: one outlier is ignored, a new load shows in the second
 iteration that has it."""
-MEMORY = 500
-"""Iterations after which a count that was not used since counts as untried: nodes and policies
-change in the long run."""
-PRIOR = 0.05
+MEMORY = 50
+"""Iterations after which a count that was not used since counts as untried: what looked useless
+while the load grew, or on other nodes, gets another chance."""
+PRIOR = 0.02
 """Weight of the guess a = 0 beside measured counts. It decides while there is one count alone,
 steadies a line through two that lie close together (8 and 10), and gives way to 1 and 2."""
 

@@ -79,6 +79,8 @@ class ThroughputPolicy:
         fewest = self._enough(learner, self._target_share, LEAST_GAIN)
         share = DEAD_BAND * self._target_share
         most = max(fewest, self._enough(learner, share, DEAD_BAND * LEAST_GAIN))
+        if load.num_alive > self._times.anchor and fewest > current:
+            return Proposal(current, f"{load.num_alive} workers are there and not yet measured")
         wanted = min(max(current, fewest), most)
         return Proposal(wanted, self._reason(learner, current, wanted))
 
