@@ -63,7 +63,12 @@ METRICS: dict[str, Metric] = {
         "s", "sum of iteration_time_s; evaluations, checkpoints, starting and pauses are left out"
     ),
     "num_env_runners": Metric("workers", "rollout workers that are alive"),
+    "num_env_runners_target": Metric("workers", "workers that the autoscaler wants"),
     "num_worker_restarts": Metric("workers", "rollout workers replaced since the run began"),
+    "num_failed_episodes": Metric(
+        "episodes", "episodes dropped since the run began because their environment failed"
+    ),
+    "worker_hours": Metric("h", "time that rollout workers have been alive, summed"),
     "evaluation/episode_return_mean": Metric("reward", "mean return, deterministic policy"),
     "evaluation/episode_return_std": Metric("reward", "standard deviation of these returns"),
     "evaluation/episode_len_mean": Metric("env steps", "mean length of these episodes"),
