@@ -13,6 +13,8 @@ from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import interleaved
 from tests.benchmarks.simulation.pipeline import Line, Times
 
+WORKER_COUNTS = (1, 2, 4, 8, 16)
+"""Of real trainings: up to four anywhere, and half of the cores where there are more."""
 MINIBATCHES = 16
 """Of a batch, whatever its size."""
 
@@ -30,7 +32,7 @@ class Regime(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    worker_counts: tuple[int, ...] = (1, 2, 4)
+    worker_counts: tuple[int, ...]
     regimes: tuple[Regime, ...] = (
         Regime("fixed batch", 4096, per_worker=False),
         Regime("growing batch", 2048, per_worker=True),
@@ -52,13 +54,13 @@ QUICK = Sizes(
     iterations=1,
     repeats=2,
 )
-MOST_SAMPLERS = 8
 
 
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     """Every repeat of the parts and of the trainings."""
-    sizes = QUICK if quick else Sizes()
     cores = len(os.sched_getaffinity(0))
+    counts = tuple(n for n in WORKER_COUNTS if n <= max(4, cores // 2))
+    sizes = QUICK if quick else Sizes(counts)
     batches = {
         f"{workers} workers, {batch} steps": (workers, batch)
         for regime in sizes.regimes
@@ -70,10 +72,7 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     variants = {name: _variant(sizes, *each) for name, each in trainings.items()}
     path = "tests.benchmarks.subjects.pipeline:Pipeline"
     samplers = _variant(sizes, 0, sizes.regimes[0].env_steps)
-    num_samplers = min(cores, MOST_SAMPLERS)
-    with open_subject(
-        path, variants=variants, samplers=samplers, num_samplers=num_samplers
-    ) as subject:
+    with open_subject(path, variants=variants, samplers=samplers, num_samplers=cores) as subject:
         candidates = _parts(subject, sizes)
         candidates |= {name: partial(subject.train, name, sizes.iterations) for name in variants}
         samples = interleaved(candidates, sizes.repeats, warmups=1)

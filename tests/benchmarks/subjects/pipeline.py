@@ -80,14 +80,15 @@ class Pipeline:
         ray.wait([answer])
         arrived = time.perf_counter()
         batch, sample_s = ray.get(answer)
+        got = time.perf_counter()
         concat_samples([batch, batch])
-        ended = time.perf_counter()
+        join_s = (time.perf_counter() - got) / 2
         return {
             "put_s": put - started,
             "dispatch_s": dispatched - put,
-            "collect_s": ended - arrived,
+            "collect_s": got - arrived + join_s,
             "sample_s": sample_s,
-            "total_s": ended - started,
+            "total_s": got - started + join_s,
             "env_steps": int(batch[LOSS_MASK].sum()),
             "batch_bytes": sum(column.nbytes for column in dict(batch).values()),
             "weight_bytes": sum(each.nbytes for each in self._weights.values()),

@@ -21,7 +21,7 @@ from rl_service.runs import Run
 from rl_service.tracking import Tracker, build_trackers, ray_metrics
 from tests.small_runs import own_ray
 
-BOARD = Path(__file__).parents[3] / "deploy" / "grafana-training.json"
+BOARD = Path(__file__).parents[2] / "deploy" / "grafana-training.json"
 DEADLINE_S = 60.0
 Samples = dict[str, tuple[float, dict[str, str]]]
 
