@@ -25,7 +25,7 @@ def draw(raw: Raw, path: Path) -> None:
     panels["wait_share"].set(ylim=(-0.02, 1.0), ylabel="share of an iteration without learning")
     figure.suptitle(
         f"Simulated training on nodes of {raw['cluster']['cores_per_node']} cores; dotted: the "
-        f"learner's ceiling; vertical: {' / '.join(_saturations(raw))} workers fill it",
+        f"learner's ceiling; vertical lines: where it is full",
         fontsize=10,
     )
     temporary = path.with_name(f".{path.name}")
@@ -33,14 +33,15 @@ def draw(raw: Raw, path: Path) -> None:
     temporary.replace(path)
 
 
-def _saturations(raw: Raw) -> list[str]:
-    return [str(curve["saturates_at"] or "no") for curve in raw["curves"]]
+def _label(curve: Raw) -> str:
+    full = curve["saturates_at"]
+    return f"{curve['name']} ({f'full at {full}' if full else 'never full'})"
 
 
 def _draw_curve(axes: Axes, curve: Raw, key: str, color: str) -> None:
     points = curve["points"]
     workers = [point["workers"] for point in points]
-    axes.plot(workers, [point[key] for point in points], color=color, label=curve["name"])
+    axes.plot(workers, [point[key] for point in points], color=color, label=_label(curve))
     if key == "env_steps_per_s":
         ceilings = [point["ceiling"] for point in points]
         axes.plot(workers, ceilings, color=color, linestyle=":", linewidth=1)
