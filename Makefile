@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train tune serve test lint format type learn bench bench-gpu clean
+.PHONY: help venv train tune serve test lint format type learn bench bench-scaling bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -43,6 +43,9 @@ learn: venv  ## train each environment to its promised score (long)
 
 bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (half an hour)
 	@$(ONE_THREAD) $(BIN)/python -m tests.benchmarks
+
+bench-scaling: venv  ## measure the pipeline's parts and simulate it with up to 1000 workers (minutes)
+	@$(ONE_THREAD) $(BIN)/python -m tests.benchmarks.simulation
 
 bench-gpu: venv  ## measure the nets on one GPU against its peaks (minutes)
 	@$(BIN)/python -m tests.benchmarks.gpu

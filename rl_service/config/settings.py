@@ -91,6 +91,8 @@ class TrackingSettings(Group):
     """Iterations between checkpoints of the training state."""
     keep_checkpoints: PositiveInt = 2
     tensorboard: bool = True
+    ray_metrics: bool = True
+    """Show the newest numbers at the metrics port of Ray's node, for Prometheus."""
     wandb_project: str | None = None
     """Weights & Biases project. None: off. Without an API key the run is kept offline."""
     wandb_entity: str | None = None

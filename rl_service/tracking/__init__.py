@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import ray
+
 from rl_service.config.settings import Settings
 from rl_service.runs import Run
 from rl_service.tracking.guarded import GuardedTracker
@@ -30,6 +32,10 @@ def build_trackers(run: Run, settings: Settings, notify: Notify = logger.warning
         from rl_service.tracking.tensorboard import TensorBoardTracker
 
         trackers.append(GuardedTracker("TensorBoard", lambda: TensorBoardTracker(run), notify))
+    if settings.tracking.ray_metrics and ray.is_initialized():
+        from rl_service.tracking.ray_metrics import RayMetricsTracker
+
+        trackers.append(GuardedTracker("Ray metrics", lambda: RayMetricsTracker(run), notify))
     if settings.tracking.wandb_project:
         from rl_service.tracking.weights_and_biases import WandbTracker
 

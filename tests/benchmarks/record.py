@@ -27,6 +27,8 @@ class Record(NamedTuple):
     name: str
     command: str
     """What writes them."""
+    title: str = "Speed"
+    """Of the page."""
 
     @property
     def raw_path(self) -> Path:
@@ -63,7 +65,7 @@ class Record(NamedTuple):
 
     def _page(self, entries: dict[str, Any], tables: Mapping[str, Tables]) -> str:
         parts = [
-            "# Speed: tables\n",
+            f"# {self.title}: tables\n",
             f"Written by `{self.command}`; raw numbers of every repeat in "
             f"[{self.name}.json]({self.name}.json). Ratios are taken within one repeat; each "
             f"shows the median, then the least and the greatest.\n",

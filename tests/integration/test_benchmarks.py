@@ -18,6 +18,10 @@ from tests.benchmarks import machine
 from tests.benchmarks.catalog import BENCHMARKS, TABLES
 from tests.benchmarks.child import Child, ChildFailed
 from tests.benchmarks.record import Record
+from tests.benchmarks.simulation import calibration, report
+from tests.benchmarks.simulation.__main__ import write
+from tests.benchmarks.simulation.pipeline import Cluster
+from tests.benchmarks.simulation.predictions import predict
 
 
 class Adder:
@@ -62,6 +66,23 @@ def test_a_benchmark_measures_and_its_tables_are_recorded(name: str, tmp_path: P
         assert f"## {table.title}\n" in page
         assert table.rows
         assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_simulation_is_fed_checked_and_drawn(tmp_path: Path) -> None:
+    raw = calibration.measure(in_this_process, True)
+    raw |= predict(raw, Cluster(cores_per_node=2), worker_counts=(1, 3))
+    write(tmp_path, raw, machine.describe(), 1.0)
+    assert json.loads((tmp_path / "scaling.json").read_text())["simulation"]["raw"] == raw
+    page = (tmp_path / "scaling-tables.md").read_text()
+    tables = report.tables(raw)
+    for table in tables:
+        assert f"## {table.title}\n" in page
+        assert table.rows
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    checks = [(check["workers"], check["env_steps"]) for check in raw["checks"]]
+    assert checks == [(1, 128), (1, 64)]
 
 
 def test_a_child_keeps_its_state_and_survives_a_failed_call() -> None:

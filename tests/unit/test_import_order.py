@@ -112,6 +112,7 @@ USES_RAY = (
     "custom_models.registry",
     "rl_service.rollout",
     "rl_service.algorithms",
+    "rl_service.tracking",
     "rl_service.training",
     "rl_service.tuning.best",
     "rl_service.tuning.experiment",
