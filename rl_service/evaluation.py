@@ -20,8 +20,8 @@ import torch
 from custom_models.history import RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
-from rl_service.envs.make import make_env
 from rl_service.envs.failures import exception_text, failure_text, not_finite
+from rl_service.envs.make import make_env
 from rl_service.errors import EnvError, SettingsError
 from rl_service.policies.runner import PolicyRunner
 from rl_service.video import AddFrame, make_drawable_env, mp4_video
