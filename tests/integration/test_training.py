@@ -233,9 +233,13 @@ class Breaking(gym.Env[Any, Any]):
 def test_an_environment_that_raises_fails_the_run_with_its_own_words(
     workers: int, tmp_path: Path
 ) -> None:
-    settings = small_settings(
-        env=f"{__name__}:Breaking", workers=workers, output_dir=tmp_path
-    ).model_copy(update={"resources": ResourceSettings(num_env_runners=workers)})
+    small = small_settings(env=f"{__name__}:Breaking", workers=workers, output_dir=tmp_path)
+    settings = small.model_copy(
+        update={
+            "env": small.env.model_copy(update={"max_failed_episodes": 0}),
+            "resources": ResourceSettings(num_env_runners=workers),
+        }
+    )
     with pytest.raises(TrainingFailedError, match="RuntimeError: the motor is stuck"):
         train(settings, observer=Recorder(), run=Run.create(settings, command=[]))
 
