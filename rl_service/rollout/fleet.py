@@ -13,6 +13,7 @@ All methods are to be called by one thread at a time.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -337,6 +338,6 @@ def reason_of(error: Exception) -> str:
             return short
     cause = getattr(error, "cause", None) or error
     if isinstance(error, RayActorError) and error.actor_init_failed:
-        text = str(error).strip().splitlines()[-1]  # of the traceback
-        return one_line(text)[:_SHOWN_CHARACTERS]
+        last = str(error).strip().splitlines()[-1]  # of the traceback: `module.Class: text`
+        return re.sub(r"^[\w.]+\.(?=\w+:)", "", last)[:_SHOWN_CHARACTERS]
     return f"{type(cause).__name__}: {one_line(cause)}"[:_SHOWN_CHARACTERS]

@@ -198,9 +198,7 @@ def test_a_run_that_loses_all_workers_saves_and_ends_and_goes_on_later(tmp_path:
     with pytest.raises(WorkersLostError, match=r"none came within 3 s .*--resume"):
         train(settings, observer=recorder, run=run)
     done = recorder.rows[-1]["training_iteration"]
-    assert any(
-        "did not start (RuntimeError: the simulator is away)" in m for m in recorder.messages
-    )
+    assert any("the simulator is away" in m for m in recorder.messages)
     assert run.checkpoints.latest() is not None
     (tmp_path / faulty_envs.ABSENT).unlink()
     again = Recorder()
@@ -216,7 +214,8 @@ def test_an_environment_that_cannot_be_made_ends_the_run_at_once(
     algorithm = build(settings_of(tmp_path))
     (tmp_path / faulty_envs.ABSENT).touch()
     with pytest.raises(
-        TrainingFailedError, match=r"worker [12] did not start: RuntimeError: the simulator is away"
+        TrainingFailedError,
+        match=r"worker [12] did not start: EnvError: environment .* the simulator is away",
     ):
         algorithm.train()
 

@@ -148,7 +148,7 @@ def test_trials_without_a_finite_score_fail_and_never_win(tmp_path: Path) -> Non
     [failed] = [trial for trial in watcher.trials if trial.status == "failed"]
     assert failed.values == {"env.kwargs": {"broken": True}}
     assert failed.error is not None
-    assert "finite" in failed.error
+    assert "reward is nan" in failed.error
     assert any(failed.trial_id in message for message in watcher.messages)
 
 
@@ -156,7 +156,7 @@ def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:
     env = {"id": "tests.tuning:NaNReturns", "kwargs": {"broken": True}, "max_episode_steps": None}
     plan = small_plan(tmp_path, settings={"env": env}, max_failures=0)
     with pytest.raises(
-        TuningError, match=r"none of 2 trials left a policy \(.*finite.*results.csv"
+        TuningError, match=r"none of 2 trials left a policy \(.*reward is nan.*results.csv"
     ):
         run_plan(plan, str(tmp_path / "runs"))
     assert not (tmp_path / "policies").exists()
