@@ -12,7 +12,7 @@ _LIFETIME_S = 5.0  # of an answer: asking takes some milliseconds
 
 def obtainable_cpus() -> float:
     """CPUs of the cluster with all nodes that its autoscaler may bring; without one, of it now."""
-    now = ray.cluster_resources().get("CPU", 0.0)
+    now = float(ray.cluster_resources().get("CPU", 0.0))
     # No public call tells; without an autoscaler that has reported, there is nothing to tell.
     most = cluster_state.get_max_resources_from_cluster_config() or {}
     return max(now, float(most.get("CPU", 0.0)))

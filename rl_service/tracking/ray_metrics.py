@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.util.metrics import Gauge
 
-from rl_service.metrics import ENV_STEPS, METRICS, json_row
+from rl_service.metrics import ENV_STEPS, METRICS, numbers_of
 from rl_service.policies.registry import PolicyVersion
 from rl_service.runs import Run
 from rl_service.tracking.tracker import RunStatus
@@ -66,9 +66,8 @@ class RayMetricsTracker:
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
         """Shows the row's numbers; those that it lacks stay as they are."""
-        shown = json_row({key: row[key] for key in SHOWN if key in row})
         # Another dict, not the same one changed: the thread may be reading it.
-        self._newest = self._newest | {k: v for k, v in shown.items() if v is not None}
+        self._newest = self._newest | numbers_of({k: row[k] for k in SHOWN if k in row})
         self._set()
         if self._thread.ident is None:
             self._thread.start()
