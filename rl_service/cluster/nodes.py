@@ -30,8 +30,10 @@ def head_command(
     num_cpus: int,
     store_bytes: int,
     folder: str,
+    autoscaling_config: Path | None = None,
 ) -> list[str]:
     """Arguments of the head; the token is in none of them, since all users can read them."""
+    config = [] if autoscaling_config is None else [f"--autoscaling-config={autoscaling_config}"]
     return [
         *_ray_start(HEAD, num_cpus, store_bytes),
         "--head",
@@ -41,6 +43,7 @@ def head_command(
         f"--dashboard-port={dashboard_port}",
         f"--ray-client-server-port={client_port}",
         f"--temp-dir={folder}",
+        *config,
     ]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 CLUSTER_MARK, NODE_MARK = "RL_SERVICE_CLUSTER_ID", "RL_SERVICE_CLUSTER_NODE"
 
 _PROC = Path("/proc")
+_STARTER = "ray.scripts.scripts start"  # what `rl_service.cluster.nodes` runs
 _GRACE_S = 20.0  # for the leaders
 _REST_S = 3.0  # for what they leave, which nobody has asked to end
 _KILL_S = 10.0
@@ -32,6 +33,26 @@ def marked_processes(cluster_id: str, node: str | None = None) -> list[int]:
 def is_running(cluster_id: str, pid: int) -> bool:
     """Whether the process runs and is the cluster's; a number may be another process's by now."""
     return f"{CLUSTER_MARK}={cluster_id}".encode() in _environment(pid)
+
+
+def node_leaders(cluster_id: str) -> dict[str, int]:
+    """The nodes whose `ray start` runs, by name, with its process id."""
+    prefix = f"{NODE_MARK}=".encode()
+    return {
+        entry.removeprefix(prefix).decode(): pid
+        for pid in marked_processes(cluster_id)
+        if _STARTER in command_line(pid)
+        for entry in _environment(pid)
+        if entry.startswith(prefix)
+    }
+
+
+def command_line(pid: int) -> str:
+    """A process's arguments or the title that it gave itself; empty if it has ended."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
 
 
 def end_processes(cluster_id: str, leaders: Iterable[int]) -> bool:
