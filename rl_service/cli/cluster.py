@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_service.cli.chaos import chaos
+
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.cluster.state import LocalCluster
     from rl_service.cluster.status import ClusterStatus
@@ -16,6 +18,7 @@ cluster = typer.Typer(
     help="Start a Ray cluster of several nodes on this machine, look at it, end it.",
     rich_markup_mode=None,
 )
+cluster.command("chaos")(chaos)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 
@@ -86,9 +89,7 @@ def _start(**wanted: Any) -> LocalCluster:
 
     try:
         with interruptible():
-            return start_cluster(
-                **wanted, tell=lambda note: typer.echo(f"note: {note}", err=True)
-            )
+            return start_cluster(**wanted, tell=lambda note: typer.echo(f"note: {note}", err=True))
     except KeyboardInterrupt as error:  # typer would end without a word
         typer.echo("error: interrupted; what had started has ended again", err=True)
         raise typer.Exit(130) from error

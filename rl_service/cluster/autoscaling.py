@@ -1,4 +1,4 @@
-"""A local cluster whose worker nodes come and go: what Ray's autoscaler is told, and who is there."""
+"""A local cluster whose worker nodes come and go: what its autoscaler is told, who is there."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def autoscaler_environment(name: str, node_type: str) -> dict[str, str]:
 
 
 def running_nodes(cluster: LocalCluster) -> list[Node]:
-    """The nodes that stay, dead or alive, and those that the autoscaler has started and not ended."""
+    """The nodes that stay, dead or alive, and those that the autoscaler has brought, alive."""
     if cluster.autoscaling is None:
         return cluster.nodes
     staying = {node.name for node in cluster.nodes}

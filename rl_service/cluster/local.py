@@ -234,6 +234,7 @@ class _Start:
             address=self.cluster.address,
             num_cpus=self.num_cpus,
             store_bytes=self.store_bytes,
+            folder=f"{self.cluster.folder}/{name}",
         )
 
     def _start(self, name: str, command: list[str]) -> None:

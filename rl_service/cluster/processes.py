@@ -36,15 +36,21 @@ def is_running(cluster_id: str, pid: int) -> bool:
 
 
 def node_leaders(cluster_id: str) -> dict[str, int]:
-    """The nodes whose `ray start` runs, by name, with its process id."""
-    prefix = f"{NODE_MARK}=".encode()
+    """The running nodes by name, each with the process id of the `ray start` that leads it."""
     return {
-        entry.removeprefix(prefix).decode(): pid
+        node: pid
         for pid in marked_processes(cluster_id)
         if _STARTER in command_line(pid)
-        for entry in _environment(pid)
-        if entry.startswith(prefix)
+        and _leads_a_session(pid)  # its forks do not
+        and (node := node_of(pid))
     }
+
+
+def node_of(pid: int) -> str:
+    """The name of the node that a process runs on; empty if it has ended."""
+    prefix = f"{NODE_MARK}=".encode()
+    marks = [entry for entry in _environment(pid) if entry.startswith(prefix)]
+    return marks[0].removeprefix(prefix).decode() if marks else ""
 
 
 def command_line(pid: int) -> str:
@@ -98,6 +104,13 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _leads_a_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _all_processes() -> list[int]:

@@ -5,7 +5,6 @@ The autoscaler's process, which the head starts, imports this; it decides when, 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import threading
@@ -20,8 +19,6 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 from rl_service.cluster import nodes
 from rl_service.cluster.autoscaling import WORKER, autoscaler_environment
 from rl_service.cluster.processes import NODE_MARK, kill_processes
-
-_GRACE_S = 5.0  # from SIGTERM to SIGKILL; the autoscaler has drained the node before
 
 
 class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
@@ -86,10 +83,7 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             process = self._processes.pop(node_id, None)
         if process is None:
             return
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        kill_processes(self.cluster_name, node_id)
+        kill_processes(self.cluster_name, node_id)  # the autoscaler has drained it before
         process.wait()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
@@ -99,6 +93,7 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             address=config["address"],
             num_cpus=config["num_cpus"],
             store_bytes=config["store_bytes"],
+            folder=f"{config['folder']}/{name}",
         )
         # The rest, with the cluster's mark and its token, is the head's own.
         environment = {**os.environ, NODE_MARK: name, **autoscaler_environment(name, WORKER)}

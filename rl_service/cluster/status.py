@@ -58,7 +58,10 @@ def cluster_status() -> ClusterStatus | None:
         cluster.dashboard_url,
         cluster.folder,
         cluster.started_at,
-        [_node_status(cluster, node, known.get(node.name), usage) for node in running_nodes(cluster)],
+        [
+            _node_status(cluster, node, known.get(node.name), usage)
+            for node in running_nodes(cluster)
+        ],
         _count_jobs(dashboard),
     )
 

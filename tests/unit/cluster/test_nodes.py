@@ -48,7 +48,9 @@ def test_the_dashboard_listens_on_loopback_alone_and_gpus_count_once() -> None:
     head = nodes.head_command(
         port=1, dashboard_port=2, client_port=3, num_cpus=4, store_bytes=5, folder="/tmp/x"
     )
-    worker = nodes.worker_command(name="worker-1", address="h:1", num_cpus=4, store_bytes=5)
+    worker = nodes.worker_command(
+        name="worker-1", address="h:1", num_cpus=4, store_bytes=5, folder="/tmp/x/worker-1"
+    )
     assert "--dashboard-host=127.0.0.1" in head
     assert "--num-gpus=0" in worker
     assert "--num-gpus=0" not in head
