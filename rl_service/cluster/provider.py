@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.autoscaler.node_provider import NodeProvider
 from ray.autoscaler.tags import NODE_KIND_HEAD, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
