@@ -151,7 +151,7 @@ def _print(status: ClusterStatus) -> None:
     for node in status.nodes:
         table.add_row(
             node.name,
-            "alive" if node.alive else "dead",
+            "alive" if node.alive else "starting" if node.node_id is None else "dead",
             f"{node.cpus_used:g} of {node.cpus:g}",
             f"{node.gpus_used:g} of {node.gpus:g}",
             str(node.pid),

@@ -66,14 +66,15 @@ def start_cluster(
     """
     with state.only_one():
         _check_absent(tell)
+        if idle_timeout_s is not None:
+            _check_scaling(num_nodes, idle_timeout_s)
         cpus = _checked_cpus(num_nodes, cpus_per_node, tell)
-        autoscaling = _autoscaling(num_nodes, cpus, idle_timeout_s)
         ports = (
             usable_port("--port", port, ALL_INTERFACES),
             usable_port("--dashboard-port", dashboard_port, LOOPBACK),
         )
         _check_room()
-        start = _Start(num_nodes, cpus, *ports, autoscaling)
+        start = _Start(num_nodes, cpus, *ports, idle_timeout_s)
         try:
             return start.run()
         except BaseException:
@@ -85,16 +86,19 @@ def end_cluster() -> LocalCluster | None:
     """Ends the local cluster with everything that runs on it, and nothing else.
 
     Returns:
-        The cluster that was there; None if there was none.
+        The cluster that was there, with the nodes that its autoscaler had brought; None if there
+        was none.
 
     Raises:
         ClusterError: if some of its processes do not end.
     """
     with state.only_one():
         cluster = state.load_cluster()
-        if cluster is not None:
-            _clean_up(cluster)
-        return cluster
+        if cluster is None:
+            return None
+        ended = cluster.model_copy(update={"nodes": running_nodes(cluster)})
+        _clean_up(cluster)
+        return ended
 
 
 def is_up(cluster: LocalCluster) -> bool:
@@ -136,14 +140,11 @@ def _checked_cpus(num_nodes: int, cpus_per_node: int | None, tell: Tell) -> int:
     return cpus
 
 
-def _autoscaling(num_nodes: int, cpus: int, idle_timeout_s: float | None) -> Autoscaling | None:
-    if idle_timeout_s is None:
-        return None
+def _check_scaling(num_nodes: int, idle_timeout_s: float) -> None:
     if num_nodes < 2:
         raise SettingsError("--max-nodes must be at least 2: the head, and a worker that may come")
     if not 0 < idle_timeout_s < math.inf:
         raise SettingsError(f"--idle-timeout-s must be above 0, not {idle_timeout_s:g}")
-    return Autoscaling(max_workers=num_nodes - 1, num_cpus=cpus, idle_timeout_s=idle_timeout_s)
 
 
 def _check_room() -> None:
@@ -175,11 +176,16 @@ class _Start:
         num_cpus: int,
         port: int,
         dashboard_port: int,
-        autoscaling: Autoscaling | None,
+        idle_timeout_s: float | None,
     ) -> None:
         self.num_cpus = num_cpus
         self.store_bytes = _store_bytes(num_nodes)
-        num_now = num_nodes if autoscaling is None else 1
+        autoscaling, num_now = None, num_nodes
+        if idle_timeout_s is not None:
+            autoscaling = Autoscaling(
+                max_workers=num_nodes - 1, num_cpus=num_cpus, idle_timeout_s=idle_timeout_s
+            )
+            num_now = 1  # the others are the autoscaler's
         self.names = [nodes.HEAD, *(f"{WORKER}-{i}" for i in range(1, num_now))]
         self.port, self.dashboard_port = port, dashboard_port
         self.token_path = state.create_token()

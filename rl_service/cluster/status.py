@@ -22,7 +22,7 @@ class NodeStatus(NamedTuple):
     gpus_used: float
     gpus: float
     node_id: str | None
-    """Ray's; None if Ray never knew the node."""
+    """Ray's; None if Ray does not know the node yet."""
     pid: int
 
 
