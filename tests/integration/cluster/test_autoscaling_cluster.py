@@ -23,6 +23,8 @@ import json, os, sys
 import ray
 from ray._private.state import state
 
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # where Ray writes what it likes to say
 ray.init(logging_level="error", log_to_driver=False)
 
 @ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)
@@ -43,7 +45,7 @@ answers = {
     "end": end,
 }
 for line in sys.stdin:
-    print(json.dumps(answers[line.strip()]()), flush=True)
+    print(json.dumps(answers[line.strip()]()), file=out, flush=True)
 """
 
 
@@ -79,11 +81,13 @@ def test_actors_that_wait_bring_nodes_and_idle_nodes_go(
 ) -> None:
     assert scaling_cluster.nodes() == ["head"]
     assert driver.ask("most") == {"CPU": 3.0}
-    names = sorted(driver.ask("where"))
-    assert names == scaling_cluster.nodes() == ["head", "worker-1", "worker-2"]
+    names = set(driver.ask("where"))
+    assert set(scaling_cluster.nodes()) == names
+    assert len(names) == 3
     driver.ask("end")
     wait_for(lambda: scaling_cluster.nodes() == ["head"], "nodes that go")
-    assert driver.ask("deaths") == {"worker-1": DRAINED_IDLE, "worker-2": DRAINED_IDLE}
+    deaths = driver.ask("deaths")
+    assert {deaths[name] for name in names - {"head"}} == {DRAINED_IDLE}
 
 
 def test_chaos_kills_what_it_says_and_the_autoscaler_brings_another_node(
