@@ -88,7 +88,8 @@ def kill_processes(cluster_id: str, node: str | None = None) -> bool:
 
 
 def _gone(cluster_id: str, node: str | None, timeout_s: float) -> bool:
-    return _until(lambda: not marked_processes(cluster_id, node), timeout_s)
+    # Twice: one that starts another and ends while we look at the list makes it look empty.
+    return _until(lambda: not any(marked_processes(cluster_id, node) for _ in range(2)), timeout_s)
 
 
 def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
