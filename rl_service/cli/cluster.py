@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_service.cli.chaos import chaos
+
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
+    from rl_service.cluster.state import LocalCluster
     from rl_service.cluster.status import ClusterStatus
 
 cluster = typer.Typer(
@@ -15,6 +18,7 @@ cluster = typer.Typer(
     help="Start a Ray cluster of several nodes on this machine, look at it, end it.",
     rich_markup_mode=None,
 )
+cluster.command("chaos")(chaos)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 
@@ -25,39 +29,75 @@ def _show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
+_Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Of Ray's own processes; 0 takes a free one.")
+]
+_DashboardPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Of dashboard and jobs; 0 takes a free one.")
+]
+
+
 @cluster.command("up")
 def start(
     nodes: Annotated[int, typer.Option(help="Nodes: a head, and workers.")] = 2,
     cpus_per_node: Annotated[
         int | None, typer.Option(help="Logical CPUs of each; else the machine's, shared out.")
     ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of Ray's own processes; 0 takes a free one.")
-    ] = 6379,
-    dashboard_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of dashboard and jobs; 0 takes a free one.")
-    ] = 8265,
+    port: _Port = 6379,
+    dashboard_port: _DashboardPort = 8265,
     as_json: _Json = False,
 ) -> None:
     """Start a cluster; submit, jobs and status find it by themselves."""
+    started = _start(
+        num_nodes=nodes, cpus_per_node=cpus_per_node, port=port, dashboard_port=dashboard_port
+    )
+    cpus = started.nodes[0].num_cpus
+    typer.echo(f"{len(started.nodes)} node(s) with {cpus} CPU(s) each are up")
+    _print_started(started, as_json)
+
+
+@cluster.command("autoscale")
+def start_autoscaling(
+    max_nodes: Annotated[int, typer.Option(help="The head, and workers at most.")] = 3,
+    cpus_per_node: Annotated[int, typer.Option(help="Logical CPUs of each.")] = 1,
+    idle_timeout_s: Annotated[
+        float, typer.Option(help="Seconds without work after which a worker node goes.")
+    ] = 30.0,
+    port: _Port = 6379,
+    dashboard_port: _DashboardPort = 8265,
+    as_json: _Json = False,
+) -> None:
+    """Start a head whose worker nodes come when work waits for CPUs, and go when idle."""
+    started = _start(
+        num_nodes=max_nodes,
+        cpus_per_node=cpus_per_node,
+        port=port,
+        dashboard_port=dashboard_port,
+        idle_timeout_s=idle_timeout_s,
+    )
+    typer.echo(
+        f"a head with {cpus_per_node} CPU(s) is up; up to {max_nodes - 1} worker node(s) come "
+        f"when work waits, and go after {idle_timeout_s:g} idle s"
+    )
+    _print_started(started, as_json)
+
+
+def _start(**wanted: Any) -> LocalCluster:
+    """Starts a cluster; a signal ends what had started, and says so."""
     from rl_service.cluster.local import start_cluster
-    from rl_service.cluster.state import token_path
     from rl_service.runs.signals import interruptible
 
     try:
         with interruptible():
-            started = start_cluster(
-                num_nodes=nodes,
-                cpus_per_node=cpus_per_node,
-                port=port,
-                dashboard_port=dashboard_port,
-                tell=lambda note: typer.echo(f"note: {note}", err=True),
-            )
+            return start_cluster(**wanted, tell=lambda note: typer.echo(f"note: {note}", err=True))
     except KeyboardInterrupt as error:  # typer would end without a word
         typer.echo("error: interrupted; what had started has ended again", err=True)
         raise typer.Exit(130) from error
-    cpus = started.nodes[0].num_cpus
-    typer.echo(f"{len(started.nodes)} node(s) with {cpus} CPU(s) each are up")
+
+
+def _print_started(started: LocalCluster, as_json: bool) -> None:
+    from rl_service.cluster.state import token_path
+
     typer.echo(f"dashboard and jobs: {started.dashboard_url}   Ray: {started.address}")
     typer.echo(
         f"for programs of your own: export RAY_ADDRESS={started.address} RAY_AUTH_MODE=token "
@@ -111,7 +151,7 @@ def _print(status: ClusterStatus) -> None:
     for node in status.nodes:
         table.add_row(
             node.name,
-            "alive" if node.alive else "dead",
+            "alive" if node.alive else "starting" if node.node_id is None else "dead",
             f"{node.cpus_used:g} of {node.cpus:g}",
             f"{node.gpus_used:g} of {node.gpus:g}",
             str(node.pid),

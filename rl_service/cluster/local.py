@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import secrets
 import shutil
@@ -13,9 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rl_service.cluster import nodes, processes, state
+from rl_service.cluster.autoscaling import (
+    WORKER,
+    autoscaler_config,
+    autoscaler_environment,
+    running_nodes,
+)
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.cluster.ports import ALL_INTERFACES, LOOPBACK, usable_port
-from rl_service.cluster.state import LocalCluster, Node
+from rl_service.cluster.state import Autoscaling, LocalCluster, Node
 from rl_service.errors import ClusterError, ResourceError, SettingsError
 from rl_service.machine import available_cpus, available_memory_bytes
 
@@ -30,16 +38,25 @@ Tell = Callable[[str], None]
 
 
 def start_cluster(
-    *, num_nodes: int, cpus_per_node: int | None, port: int, dashboard_port: int, tell: Tell
+    *,
+    num_nodes: int,
+    cpus_per_node: int | None,
+    port: int,
+    dashboard_port: int,
+    tell: Tell,
+    idle_timeout_s: float | None = None,
 ) -> LocalCluster:
     """Starts a cluster and waits until all its nodes are there; all of it, or nothing.
 
     Args:
-        num_nodes: the head and its workers.
+        num_nodes: the head and its workers; with an autoscaler, at most.
         cpus_per_node: logical CPUs; None shares out the machine's.
         port: of Ray's own processes; 0 takes a free one.
         dashboard_port: of the dashboard and of jobs, on the loopback interface; 0 takes a free one.
         tell: receives what the user should know.
+        idle_timeout_s: None: the workers start now and stay. Else the head starts alone, with an
+            autoscaler that starts workers when work waits for CPUs, and ends those that were idle
+            for so long.
 
     Raises:
         ClusterError: if one is up already, or a node does not start.
@@ -49,13 +66,15 @@ def start_cluster(
     """
     with state.only_one():
         _check_absent(tell)
+        if idle_timeout_s is not None:
+            _check_scaling(num_nodes, idle_timeout_s)
         cpus = _checked_cpus(num_nodes, cpus_per_node, tell)
         ports = (
             usable_port("--port", port, ALL_INTERFACES),
             usable_port("--dashboard-port", dashboard_port, LOOPBACK),
         )
         _check_room()
-        start = _Start(num_nodes, cpus, *ports)
+        start = _Start(num_nodes, cpus, *ports, idle_timeout_s)
         try:
             return start.run()
         except BaseException:
@@ -67,16 +86,19 @@ def end_cluster() -> LocalCluster | None:
     """Ends the local cluster with everything that runs on it, and nothing else.
 
     Returns:
-        The cluster that was there; None if there was none.
+        The cluster that was there, with the nodes that its autoscaler had brought; None if there
+        was none.
 
     Raises:
         ClusterError: if some of its processes do not end.
     """
     with state.only_one():
         cluster = state.load_cluster()
-        if cluster is not None:
-            _clean_up(cluster)
-        return cluster
+        if cluster is None:
+            return None
+        ended = cluster.model_copy(update={"nodes": running_nodes(cluster)})
+        _clean_up(cluster)
+        return ended
 
 
 def is_up(cluster: LocalCluster) -> bool:
@@ -90,7 +112,7 @@ def _check_absent(tell: Tell) -> None:
         return
     if is_up(cluster):
         raise ClusterError(
-            f"a local cluster of {len(cluster.nodes)} node(s) is up already at "
+            f"a local cluster of {len(running_nodes(cluster))} node(s) is up already at "
             f"{cluster.dashboard_url}; use it, or end it with rl-service cluster down"
         )
     _clean_up(cluster)
@@ -98,7 +120,7 @@ def _check_absent(tell: Tell) -> None:
 
 
 def _clean_up(cluster: LocalCluster) -> None:
-    if not processes.end_processes(cluster.id, [node.pid for node in cluster.nodes]):
+    if not processes.end_processes(cluster.id, [node.pid for node in running_nodes(cluster)]):
         left = ", ".join(map(str, processes.marked_processes(cluster.id)))
         raise ClusterError(f"processes {left} of the local cluster do not end; kill them yourself")
     shutil.rmtree(cluster.folder, ignore_errors=True)
@@ -116,6 +138,13 @@ def _checked_cpus(num_nodes: int, cpus_per_node: int | None, tell: Tell) -> int:
             f"the machine has {there}: work on the cluster shares them and takes longer"
         )
     return cpus
+
+
+def _check_scaling(num_nodes: int, idle_timeout_s: float) -> None:
+    if num_nodes < 2:
+        raise SettingsError("--max-nodes must be at least 2: the head, and a worker that may come")
+    if not 0 < idle_timeout_s < math.inf:
+        raise SettingsError(f"--idle-timeout-s must be above 0, not {idle_timeout_s:g}")
 
 
 def _check_room() -> None:
@@ -141,10 +170,23 @@ def _store_bytes(num_nodes: int) -> int:
 class _Start:
     """A cluster under way; its mark is on the disk before its first process, so none gets lost."""
 
-    def __init__(self, num_nodes: int, num_cpus: int, port: int, dashboard_port: int) -> None:
+    def __init__(
+        self,
+        num_nodes: int,
+        num_cpus: int,
+        port: int,
+        dashboard_port: int,
+        idle_timeout_s: float | None,
+    ) -> None:
         self.num_cpus = num_cpus
         self.store_bytes = _store_bytes(num_nodes)
-        self.names = [nodes.HEAD, *(f"worker-{i}" for i in range(1, num_nodes))]
+        autoscaling, num_now = None, num_nodes
+        if idle_timeout_s is not None:
+            autoscaling = Autoscaling(
+                max_workers=num_nodes - 1, num_cpus=num_cpus, idle_timeout_s=idle_timeout_s
+            )
+            num_now = 1  # the others are the autoscaler's
+        self.names = [nodes.HEAD, *(f"{WORKER}-{i}" for i in range(1, num_now))]
         self.port, self.dashboard_port = port, dashboard_port
         self.token_path = state.create_token()
         self.dashboard = Dashboard(
@@ -158,6 +200,7 @@ class _Start:
             folder=tempfile.mkdtemp(prefix="rlc-", dir=_TMP),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             nodes=[],
+            autoscaling=autoscaling,
         )
 
     def run(self) -> LocalCluster:
@@ -178,7 +221,18 @@ class _Start:
             num_cpus=self.num_cpus,
             store_bytes=self.store_bytes,
             folder=f"{self.cluster.folder}/ray",
+            autoscaling_config=self._autoscaling_config(),
         )
+
+    def _autoscaling_config(self) -> Path | None:
+        if self.cluster.autoscaling is None:
+            return None
+        config = autoscaler_config(
+            self.cluster, self.cluster.autoscaling, store_bytes=self.store_bytes
+        )
+        path = Path(self.cluster.folder, "autoscaling.json")
+        path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+        return path
 
     def _worker_command(self, name: str) -> list[str]:
         return nodes.worker_command(
@@ -186,10 +240,13 @@ class _Start:
             address=self.cluster.address,
             num_cpus=self.num_cpus,
             store_bytes=self.store_bytes,
+            folder=f"{self.cluster.folder}/{name}",
         )
 
     def _start(self, name: str, command: list[str]) -> None:
         environment = nodes.node_environment(self.cluster.id, name, self.token_path, os.environ)
+        if self.cluster.autoscaling is not None:
+            environment |= autoscaler_environment(name, nodes.HEAD)
         process = nodes.start_node(command, environment, self._log(name))
         self.processes[name] = process
         node = Node(name=name, pid=process.pid, num_cpus=self.num_cpus)

@@ -30,8 +30,10 @@ def head_command(
     num_cpus: int,
     store_bytes: int,
     folder: str,
+    autoscaling_config: Path | None = None,
 ) -> list[str]:
     """Arguments of the head; the token is in none of them, since all users can read them."""
+    config = [] if autoscaling_config is None else [f"--autoscaling-config={autoscaling_config}"]
     return [
         *_ray_start(HEAD, num_cpus, store_bytes),
         "--head",
@@ -41,12 +43,29 @@ def head_command(
         f"--dashboard-port={dashboard_port}",
         f"--ray-client-server-port={client_port}",
         f"--temp-dir={folder}",
+        *config,
     ]
 
 
-def worker_command(*, name: str, address: str, num_cpus: int, store_bytes: int) -> list[str]:
-    """Arguments of a node that joins the head; GPUs are the head's, or they would count twice."""
-    return [*_ray_start(name, num_cpus, store_bytes), f"--address={address}", "--num-gpus=0"]
+def worker_command(
+    *, name: str, address: str, num_cpus: int, store_bytes: int, folder: str
+) -> list[str]:
+    """Arguments of a node that joins the head; GPUs are the head's, or they would count twice.
+
+    Args:
+        name: of the node.
+        address: of the head.
+        num_cpus: logical CPUs.
+        store_bytes: of the object store.
+        folder: for sockets and logs. Nodes that share one and start at the same time may take the
+            same name for their sockets, and then one of them dies.
+    """
+    return [
+        *_ray_start(name, num_cpus, store_bytes),
+        f"--address={address}",
+        "--num-gpus=0",
+        f"--temp-dir={folder}",
+    ]
 
 
 def node_environment(

@@ -16,6 +16,7 @@ from pathlib import Path
 CLUSTER_MARK, NODE_MARK = "RL_SERVICE_CLUSTER_ID", "RL_SERVICE_CLUSTER_NODE"
 
 _PROC = Path("/proc")
+_STARTER = "ray.scripts.scripts start"  # what `rl_service.cluster.nodes` runs
 _GRACE_S = 20.0  # for the leaders
 _REST_S = 3.0  # for what they leave, which nobody has asked to end
 _KILL_S = 10.0
@@ -32,6 +33,32 @@ def marked_processes(cluster_id: str, node: str | None = None) -> list[int]:
 def is_running(cluster_id: str, pid: int) -> bool:
     """Whether the process runs and is the cluster's; a number may be another process's by now."""
     return f"{CLUSTER_MARK}={cluster_id}".encode() in _environment(pid)
+
+
+def node_leaders(cluster_id: str) -> dict[str, int]:
+    """The running nodes by name, each with the process id of the `ray start` that leads it."""
+    return {
+        node: pid
+        for pid in marked_processes(cluster_id)
+        if _STARTER in command_line(pid)
+        and _leads_a_session(pid)  # its forks do not
+        and (node := node_of(pid))
+    }
+
+
+def node_of(pid: int) -> str:
+    """The name of the node that a process runs on; empty if it has ended."""
+    prefix = f"{NODE_MARK}=".encode()
+    marks = [entry for entry in _environment(pid) if entry.startswith(prefix)]
+    return marks[0].removeprefix(prefix).decode() if marks else ""
+
+
+def command_line(pid: int) -> str:
+    """A process's arguments or the title that it gave itself; empty if it has ended."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
 
 
 def end_processes(cluster_id: str, leaders: Iterable[int]) -> bool:
@@ -61,7 +88,8 @@ def kill_processes(cluster_id: str, node: str | None = None) -> bool:
 
 
 def _gone(cluster_id: str, node: str | None, timeout_s: float) -> bool:
-    return _until(lambda: not marked_processes(cluster_id, node), timeout_s)
+    # Twice: one that starts another and ends while we look at the list makes it look empty.
+    return _until(lambda: not any(marked_processes(cluster_id, node) for _ in range(2)), timeout_s)
 
 
 def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -77,6 +105,13 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _leads_a_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _all_processes() -> list[int]:

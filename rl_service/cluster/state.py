@@ -33,8 +33,21 @@ class Node(BaseModel):
     """Logical CPUs that Ray may hand out, which need not be the machine's."""
 
 
+class Autoscaling(BaseModel):
+    """Worker nodes that Ray's autoscaler starts when work waits for CPUs, and ends when idle."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_workers: int
+    """Worker nodes at a time; the head is none of them."""
+    num_cpus: int
+    """Logical CPUs of each."""
+    idle_timeout_s: float
+    """How long a node has nothing to do before it goes."""
+
+
 class LocalCluster(BaseModel):
-    """A cluster that `rl-service cluster up` has started."""
+    """A cluster that `rl-service cluster up` or `cluster autoscale` has started."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,6 +61,9 @@ class LocalCluster(BaseModel):
     started_at: str
     """ISO 8601, UTC."""
     nodes: list[Node]
+    """Those that stay; see `rl_service.cluster.autoscaling.running_nodes` for all."""
+    autoscaling: Autoscaling | None = None
+    """None: no other nodes come."""
 
 
 def home_folder() -> Path:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from rl_service.cluster import state
+from rl_service.cluster.autoscaling import running_nodes
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.cluster.local import is_up
 from rl_service.cluster.processes import is_running
@@ -21,7 +22,7 @@ class NodeStatus(NamedTuple):
     gpus_used: float
     gpus: float
     node_id: str | None
-    """Ray's; None if Ray never knew the node."""
+    """Ray's; None if Ray does not know the node yet."""
     pid: int
 
 
@@ -57,7 +58,10 @@ def cluster_status() -> ClusterStatus | None:
         cluster.dashboard_url,
         cluster.folder,
         cluster.started_at,
-        [_node_status(cluster, node, known.get(node.name), usage) for node in cluster.nodes],
+        [
+            _node_status(cluster, node, known.get(node.name), usage)
+            for node in running_nodes(cluster)
+        ],
         _count_jobs(dashboard),
     )
 

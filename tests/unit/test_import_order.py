@@ -122,6 +122,7 @@ USES_RAY = (
     "rl_service.tuning.watch",
     "rl_service.probes",
     "rl_service.ray_session",
+    "rl_service.cluster.provider",  # the autoscaler's process alone imports it
     "rl_service.jobs.client",
     "rl_service.jobs.follow",  # names the type of Ray's client
     "rl_service.serving.deployment",

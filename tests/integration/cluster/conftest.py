@@ -1,7 +1,8 @@
-"""A local cluster of two nodes as a user starts it, and a project to submit from."""
+"""Local clusters as a user starts them, of two nodes or scaling, and a project to submit from."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -78,6 +79,15 @@ class UserCluster:
         }
         return {**kept, **own, **changes}
 
+    def ray_environment(self, **changes: str) -> dict[str, str]:
+        """For a program whose `ray.init()` is to connect to this cluster."""
+        ray = {
+            "RAY_ADDRESS": self.state.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.home / "cluster.token"),
+        }
+        return self.environment(**ray, **changes)
+
     def start(self, *arguments: str, **changes: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "rl_service.cli", *arguments],
@@ -123,6 +133,10 @@ class UserCluster:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.get(self.state.dashboard_url + path, headers=headers, timeout=30.0).text
 
+    def nodes(self) -> list[str]:
+        """Names of the nodes that are alive."""
+        return [node["name"] for node in self.ask("cluster", "status")["nodes"] if node["alive"]]
+
     def kill_node(self, name: str) -> None:
         """Kills a node with all that runs on it, as a power cut would: `worker-1`, `worker-2`, …"""
         assert kill_processes(self.state.id, name)
@@ -140,13 +154,15 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[UserCluster]:
+@contextlib.contextmanager
+def started(command: str, *arguments: str) -> Iterator[UserCluster]:
+    """The cluster of `rl-service cluster COMMAND`, until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
     user = UserCluster(folder)
-    arguments = ["--nodes", "2", "--cpus-per-node", "1", "--port", "0", "--dashboard-port", "0"]
     try:
-        status, out, err = user.run("cluster", "up", *arguments)
+        status, out, err = user.run(
+            "cluster", command, *arguments, "--port", "0", "--dashboard-port", "0"
+        )
         assert status == 0, out + err
         yield user
     finally:
@@ -156,3 +172,16 @@ def cluster() -> Iterator[UserCluster]:
                 process.kill()
             process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[UserCluster]:
+    with started("up", "--nodes", "2", "--cpus-per-node", "1") as user:
+        yield user
+
+
+@pytest.fixture(scope="module")
+def scaling_cluster() -> Iterator[UserCluster]:
+    """A head with one CPU, and up to two workers with one each that come and go."""
+    with started("autoscale", "--max-nodes", "3", "--idle-timeout-s", "5") as user:
+        yield user

@@ -48,10 +48,33 @@ def test_the_dashboard_listens_on_loopback_alone_and_gpus_count_once() -> None:
     head = nodes.head_command(
         port=1, dashboard_port=2, client_port=3, num_cpus=4, store_bytes=5, folder="/tmp/x"
     )
-    worker = nodes.worker_command(name="worker-1", address="h:1", num_cpus=4, store_bytes=5)
+    worker = nodes.worker_command(
+        name="worker-1", address="h:1", num_cpus=4, store_bytes=5, folder="/tmp/x/worker-1"
+    )
     assert "--dashboard-host=127.0.0.1" in head
     assert "--num-gpus=0" in worker
     assert "--num-gpus=0" not in head
+
+
+def test_nodes_that_come_and_go_need_a_head_a_worker_and_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path))
+    for max_nodes, idle_timeout_s, message in (
+        (1, 30.0, "--max-nodes must be at least 2: the head, and a worker that may come"),
+        (3, 0.0, "--idle-timeout-s must be above 0, not 0"),
+        (3, float("nan"), "--idle-timeout-s must be above 0, not nan"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            start_cluster(
+                num_nodes=max_nodes,
+                cpus_per_node=1,
+                port=0,
+                dashboard_port=0,
+                idle_timeout_s=idle_timeout_s,
+                tell=print,
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
 
 
 def test_a_node_that_fails_to_start_is_told_with_its_last_error(tmp_path: Path) -> None:
