@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import ray
@@ -10,12 +11,21 @@ from ray._private.state import state as cluster_state
 _LIFETIME_S = 5.0  # of an answer: asking takes some milliseconds
 
 
-def obtainable_cpus() -> float:
-    """CPUs of the cluster with all nodes that its autoscaler may bring; without one, of it now."""
-    now = float(ray.cluster_resources().get("CPU", 0.0))
-    # No public call tells; without an autoscaler that has reported, there is nothing to tell.
-    most = cluster_state.get_max_resources_from_cluster_config() or {}
-    return max(now, float(most.get("CPU", 0.0)))
+def cpus_now() -> float:
+    """Logical CPUs of the nodes that there are."""
+    return float(ray.cluster_resources().get("CPU", 0.0))
+
+
+def obtainable_cpus() -> float | None:
+    """CPUs of the cluster with all nodes that its autoscaler may bring; None if it does not tell.
+
+    A Ray that this process has started gets no more nodes. On another cluster only the autoscaler
+    knows; that of `rl-service cluster autoscale` tells, others do not.
+    """
+    most = cluster_state.get_max_resources_from_cluster_config()  # no public call tells
+    if most is not None:
+        return max(cpus_now(), float(most.get("CPU", 0.0)))
+    return None if os.environ.get("RAY_ADDRESS") else cpus_now()
 
 
 class Capacity:
@@ -27,11 +37,12 @@ class Capacity:
 
     def __init__(self, cpus_per_worker: float) -> None:
         self._cpus_per_worker = cpus_per_worker
-        self._free_cpus, self._coming_cpus = 0.0, 0.0
+        self._free_cpus = 0.0
+        self._coming_cpus: float | None = None
         self._asked_at: float | None = None
 
     def placeable(self, num_ready: int, num_starting: int) -> int | None:
-        """Workers that can be had, those that are there included; None if they take no CPU.
+        """Workers that can be had, those that are there included; None if nobody knows a bound.
 
         Args:
             num_ready: workers that have their CPUs.
@@ -40,6 +51,8 @@ class Capacity:
         if self._cpus_per_worker == 0.0:
             return None
         self._ask()
+        if self._coming_cpus is None:
+            return None
         free = int(self._free_cpus / self._cpus_per_worker)
         # Whoever waits for a node is the demand for it already.
         coming = max(0, int(self._coming_cpus / self._cpus_per_worker) - num_starting)
@@ -50,4 +63,5 @@ class Capacity:
         if self._asked_at is None or now - self._asked_at > _LIFETIME_S:
             self._asked_at = now
             self._free_cpus = ray.available_resources().get("CPU", 0.0)
-            self._coming_cpus = obtainable_cpus() - ray.cluster_resources().get("CPU", 0.0)
+            most = obtainable_cpus()
+            self._coming_cpus = None if most is None else most - cpus_now()

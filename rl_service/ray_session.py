@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import ray
 
-from rl_service.capacity import obtainable_cpus
+from rl_service.capacity import cpus_now, obtainable_cpus
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
@@ -89,6 +89,9 @@ def _start(num_gpus: int) -> None:
 def _check_cpus(resources: ResourceSettings, address: str) -> None:
     """Ray would wait for missing CPUs for ever."""
     cpus = obtainable_cpus()
+    if cpus is None and resources.is_elastic:
+        return  # its autoscaler may bring nodes
+    cpus = cpus_now() if cpus is None else cpus
     there = f"the cluster at RAY_ADDRESS={address} has {cpus:g}"
     problem = missing_cpus(resources, cpus, there=there, remedy="add nodes")
     if problem:

@@ -52,6 +52,6 @@ class Scaling:
             )
         )
         if decision.num_workers != fleet.size:
-            fleet.tell(f"rollout workers {fleet.size} -> {decision.num_workers}: {decision.reason}")
+            fleet.tell(f"rollout workers: {decision.reason}")
             fleet.resize(decision.num_workers)
         return {"num_env_runners_target": fleet.size, "scaling_reason": decision.reason}
