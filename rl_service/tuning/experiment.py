@@ -138,7 +138,12 @@ def _run_trials(
     max_concurrent: int,
     resume: bool,
 ) -> list[Trial]:
-    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=plan.tuning.num_seeds)
+    trainable = tune.with_parameters(
+        TuningTrial,
+        space=plan.space,
+        num_seeds=plan.tuning.num_seeds,
+        store_variables=storage.variables(os.environ),
+    )
     is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
     with _tune_environment():
         analysis = tune.run(
