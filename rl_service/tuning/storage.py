@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,6 @@ from rl_service.files import output_errors
 
 PLAN_FILE = "tuning.yaml"
 DEFAULT_STORAGE = "runs"
-_STORE_VARIABLES_PREFIX = "AWS_"  # keys, region and endpoint of s3://
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,6 @@ class ExperimentStorage:
     def is_local(self) -> bool:
         """Whether it is a folder of this machine, which other nodes may or may not share."""
         return isinstance(self._filesystem, LocalFileSystem)
-
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What trials, on any node, need of the environment to reach the storage as we do."""
-        if self.is_local:
-            return {}
-        return {
-            name: value
-            for name, value in environment.items()
-            if name.startswith(_STORE_VARIABLES_PREFIX)
-        }
 
     def tune_arguments(self) -> dict[str, Any]:
         """What `tune.run` needs to know of it."""

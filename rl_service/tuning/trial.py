@@ -52,8 +52,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
             config: coordinates of the trial in the search space.
             space: what they are coordinates of.
             num_seeds: trainings.
-            store_variables: of the environment, that reach the experiment's storage. They come
-                this way since others can read a job's and an actor's own variables.
+            store_variables: of the environment, that reach an object store.
         """
         os.environ.update(store_variables)
         self._space = space
