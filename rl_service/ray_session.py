@@ -6,16 +6,20 @@ import os
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
+from ray._private.node import Node
 
 from rl_service.capacity import cpus_now, obtainable_cpus
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
 from rl_service.machine import missing_cpus
+from rl_service.slow_start import was_too_slow
 
 _ANSWER_TIMEOUT_S = 10.0
 _SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
@@ -50,7 +54,8 @@ def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> 
                 _connect(address)
                 _check_cpus(resources, address)
             else:
-                _start(resources.num_gpus if num_gpus is None else num_gpus)
+                gpus = resources.num_gpus if num_gpus is None else num_gpus
+                start_ray(num_gpus=gpus, include_dashboard=False)
         yield
     finally:
         ray.shutdown()
@@ -76,14 +81,40 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_TIMEOUT_S).close()
 
 
-def _start(num_gpus: int) -> None:
+def start_ray(**arguments: Any) -> None:
+    """Starts a Ray of our own with `ray.init`; once more if its node was too slow to start.
+
+    Args:
+        arguments: of `ray.init`, besides the address.
+
+    Raises:
+        ResourceError: if it does not start.
+    """
     try:
-        ray.init(num_gpus=num_gpus, include_dashboard=False)
+        try:
+            ray.init(address="local", **arguments)
+        except Exception as error:
+            if not was_too_slow(str(error)):
+                raise
+            _end_half_started(error)
+            ray.init(address="local", **arguments)
     except Exception as error:  # time-outs of its processes, of many types
         raise ResourceError(
-            f"Ray did not start on this machine ({_brief(error)}); free memory and room in /tmp "
-            f"and try again, or ask rl-service doctor"
+            f"Ray did not start on this machine ({_brief(error)}); free memory, CPUs and room in "
+            f"/tmp and try again, or ask rl-service doctor"
         ) from error
+
+
+def _end_half_started(error: Exception) -> None:
+    """Ends the processes of a node that did not start; Ray leaves them until we exit.
+
+    Nobody but the error knows that node.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=True)
+            return
 
 
 def _check_cpus(resources: ResourceSettings, address: str) -> None:

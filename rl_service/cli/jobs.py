@@ -22,6 +22,8 @@ jobs = typer.Typer(
 
 _JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning of it.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+_RESUMED = {"train": "run", "tune": "experiment"}
+"""What a command goes on with."""
 
 
 @jobs.callback(invoke_without_command=True)
@@ -122,13 +124,18 @@ def stop_job(job: _JobId, address: Address = None, as_json: _Json = False) -> No
     with interruptible():
         ended = stop(connection.dashboard, found, lambda line: typer.echo(line, err=True))
     typer.echo(f"{ended.id} {'had ended already' if found.has_ended else 'ended'}: {_state(ended)}")
-    if not found.has_ended:
-        typer.echo(
-            f"its log names its run: rl-service jobs logs {ended.id}{connection.flag}; go on with "
-            f"rl-service submit train --resume RUN"
-        )
+    if not found.has_ended and ended.verb in _RESUMED:
+        typer.echo(_how_to_go_on(ended, connection.flag))
     if as_json:
         typer.echo(json.dumps(ended._asdict()))
+
+
+def _how_to_go_on(job: Job, flag: str) -> str:
+    what = _RESUMED[job.verb or ""]
+    return (
+        f"its log names its {what}: rl-service jobs logs {job.id}{flag}; go on with rl-service "
+        f"submit{flag} {job.verb} --resume {what.upper()}"
+    )
 
 
 def follow_to_end(connection: Connection, job_id: str, *, as_json: bool) -> None:

@@ -171,10 +171,13 @@ def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
         from rl_service.runs import captured_output
 
         with captured_output(run.log_path) as (out, _):
+            from rl_service.cli.figures import short_path
             from rl_service.cli.progress import build_progress
             from rl_service.training import train as run_training
 
             with build_progress(out) as observer:
+                # Before Ray starts: if the process dies with it, this says where to look.
+                observer.on_message(f"log: {short_path(run.log_path)}")
                 for note in loaded.notes:
                     observer.on_message(note)
                 return run_training(loaded.settings, observer=observer, run=run)

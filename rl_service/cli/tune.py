@@ -95,6 +95,8 @@ def _run(plan: TuningPlan, experiment: ExperimentStorage, *, resume: bool) -> Tu
 
         try:
             with build_tuning_progress(out) as observer:
+                # Before Ray starts: if the process dies with it, this says where to look.
+                observer.on_message(f"experiment: {experiment}")
                 for note in plan.notes:
                     observer.on_message(note)
                 return tune_experiment(plan, experiment, observer, resume=resume)

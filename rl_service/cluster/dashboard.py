@@ -14,6 +14,10 @@ _TIMEOUT = httpx.Timeout(8.0, connect=4.0)
 """Seconds; an address where nobody is must be told within a few."""
 
 
+_DROPPED = re.compile(r"disconnected|closed connection")
+"""What httpx says of a connection that ended before the answer did."""
+
+
 class Versions(NamedTuple):
     """What the nodes of a cluster run."""
 
@@ -80,12 +84,12 @@ class Dashboard:
         try:
             response = self._client.get(self.url + path)
         except (httpx.NetworkError, httpx.TimeoutException) as error:
-            raise ClusterError(
-                f"no Ray cluster answers at {self.url} ({_reason(error)}); check host and port "
-                f"(the dashboard's, usually 8265), or start one here: rl-service cluster up"
-            ) from error
+            raise self._no_answer(error) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._no_dashboard() from error
+            # A dashboard that dies drops connections; what speaks another protocol answers.
+            raise (
+                self._no_answer(error) if _DROPPED.search(str(error)) else self._no_dashboard()
+            ) from error
         if response.status_code in (401, 403):
             raise self._refused(response.status_code)
         try:
@@ -93,6 +97,12 @@ class Dashboard:
             return response.json()
         except (httpx.HTTPStatusError, ValueError) as error:
             raise self._no_dashboard() from error
+
+    def _no_answer(self, error: Exception) -> ClusterError:
+        return ClusterError(
+            f"no Ray cluster answers at {self.url} ({_reason(error)}); check host and port "
+            f"(the dashboard's, usually 8265), or start one here: rl-service cluster up"
+        )
 
     def _no_dashboard(self) -> ClusterError:
         return ClusterError(
@@ -112,7 +122,7 @@ class Dashboard:
         )
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "it takes too long"
-    return re.sub(r"^\[Errno -?\d+\] ", "", one_line(error)).lower()
+    return re.sub(r"^\[Errno -?\d+\] ", "", one_line(error)).lower().rstrip(".")

@@ -22,10 +22,10 @@ from rl_service.cluster.autoscaling import (
     running_nodes,
 )
 from rl_service.cluster.dashboard import Dashboard
-from rl_service.cluster.ports import ALL_INTERFACES, LOOPBACK, usable_port
 from rl_service.cluster.state import Autoscaling, LocalCluster, Node
 from rl_service.errors import ClusterError, ResourceError, SettingsError
 from rl_service.machine import available_cpus, available_memory_bytes
+from rl_service.ports import ALL_INTERFACES, LOOPBACK, usable_port
 
 _START_TIMEOUT_S = 180.0
 # Short, whatever TMPDIR says: Ray's sockets live below it, and their paths have 107 bytes.
@@ -193,6 +193,8 @@ class _Start:
             f"http://127.0.0.1:{dashboard_port}", self.token_path.read_text(encoding="utf-8")
         )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.commands: dict[str, list[str]] = {}
+        self.tried_again: set[str] = set()
         self.cluster = LocalCluster(
             id=secrets.token_hex(8),
             address=f"127.0.0.1:{port}",
@@ -248,15 +250,19 @@ class _Start:
         if self.cluster.autoscaling is not None:
             environment |= autoscaler_environment(name, nodes.HEAD)
         process = nodes.start_node(command, environment, self._log(name))
-        self.processes[name] = process
+        self.processes[name], self.commands[name] = process, command
         node = Node(name=name, pid=process.pid, num_cpus=self.num_cpus)
         self.cluster = self.cluster.model_copy(update={"nodes": [*self.cluster.nodes, node]})
         state.save_cluster(self.cluster)
 
     def _wait(self, deadline: float, num_nodes: int) -> None:
         while time.monotonic() < deadline:
-            for name, process in self.processes.items():
-                nodes.check_started(name, process, self._log(name))
+            for name, process in list(self.processes.items()):
+                given_up = nodes.was_given_up(process, self._log(name))
+                if given_up and name not in self.tried_again:
+                    self._start_again(name)
+                else:
+                    nodes.check_started(name, process, self._log(name))
             if _num_alive(self.dashboard) >= num_nodes:
                 return
             time.sleep(0.2)
@@ -264,6 +270,13 @@ class _Start:
             f"the local cluster did not start in {_START_TIMEOUT_S:.0f} s; free memory and CPUs, "
             f"or give fewer --nodes, and try again"
         )
+
+    def _start_again(self, name: str) -> None:
+        self.tried_again.add(name)
+        processes.kill_processes(self.cluster.id, name)  # what it has left
+        others = [node for node in self.cluster.nodes if node.name != name]
+        self.cluster = self.cluster.model_copy(update={"nodes": others})
+        self._start(name, self.commands[name])
 
     def _log(self, name: str) -> Path:
         return Path(self.cluster.folder, f"{name}.log")

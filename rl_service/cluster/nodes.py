@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rl_service.cluster.processes import CLUSTER_MARK, NODE_MARK
 from rl_service.errors import ClusterError
+from rl_service.slow_start import was_too_slow
 
 HEAD = "head"
 STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -116,6 +117,11 @@ def start_node(
         )
 
 
+def was_given_up(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Whether a node has ended since Ray had no patience with it: the machine was too busy."""
+    return process.poll() is not None and was_too_slow(_text(log))
+
+
 def check_started(name: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Raises ClusterError with the last words of a node that has ended."""
     if process.poll() is not None:
@@ -139,10 +145,13 @@ def _ray_start(name: str, num_cpus: int, store_bytes: int) -> list[str]:
 
 def _last_words(log: Path) -> str:
     """The last line of a log that speaks of an error, or the last one."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    lines = [" ".join(line.split()) for line in lines if line.strip()]
+    lines = [" ".join(line.split()) for line in _text(log).splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it said nothing"])[-1][-300:]
+
+
+def _text(log: Path) -> str:
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

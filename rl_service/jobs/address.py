@@ -15,6 +15,8 @@ from rl_service.cluster.status import local_dashboard
 from rl_service.errors import ClusterError
 
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in Ray's order
+_LOOPBACK, _DASHBOARD_PORT = "127.0.0.1", 8265
+_THIS_MACHINE = re.compile(r"(localhost|127\.0\.0\.1)(:(?P<port>[0-9]+))?", re.A | re.I)
 _HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\])(:(?P<port>[0-9]{1,5}))?", re.A)
 
 
@@ -38,10 +40,8 @@ def find_cluster(address: str | None, environment: Mapping[str, str] = os.enviro
     Raises:
         ClusterError: if there is none, or the address cannot be one of a dashboard.
     """
-    local = load_cluster()
-    if local is not None and not is_up(local):
-        local = None
     source, given = _given(address, environment)
+    local = _local_cluster() if given is None or _is_this_machine(given) else None
     if given is None:
         if local is None:
             raise ClusterError(
@@ -67,7 +67,19 @@ def _given(address: str | None, environment: Mapping[str, str]) -> tuple[str, st
 
 
 def _bare(address: str) -> str:
-    return address.strip().removeprefix("http://").rstrip("/").replace("localhost:", "127.0.0.1:")
+    bare = address.strip().removeprefix("http://").rstrip("/")
+    match = _THIS_MACHINE.fullmatch(bare)
+    return f"{_LOOPBACK}:{match['port'] or _DASHBOARD_PORT}" if match else bare
+
+
+def _is_this_machine(given: str) -> bool:
+    """Whether the local cluster can be meant; its file need not be whole for any other one."""
+    return given.startswith(f"{_LOOPBACK}:")
+
+
+def _local_cluster() -> LocalCluster | None:
+    cluster = load_cluster()
+    return cluster if cluster is not None and is_up(cluster) else None
 
 
 def _dashboard_url(given: str, source: str) -> str:
@@ -78,9 +90,9 @@ def _dashboard_url(given: str, source: str) -> str:
     match = _HOST_AND_PORT.fullmatch(rest)
     if scheme not in ("", "https") or match is None or given == "auto":
         raise ClusterError(f"{source} is no address that jobs can be sent to; {remedy}")
-    if not 0 < int(match["port"] or 8265) < 2**16:
+    if not 0 < int(match["port"] or _DASHBOARD_PORT) < 2**16:
         raise ClusterError(f"{source} has a port that does not exist; {remedy}")
-    port = match["port"] or ("443" if scheme else "8265")
+    port = match["port"] or ("443" if scheme else _DASHBOARD_PORT)
     return f"{scheme or 'http'}://{match['host']}:{port}"
 
 

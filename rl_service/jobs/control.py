@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rl_service.cluster.dashboard import Dashboard
@@ -14,6 +15,7 @@ from rl_service.cluster.status import local_dashboard
 from rl_service.config.text import one_line
 from rl_service.errors import ClusterError, JobError
 from rl_service.jobs.client import ray_client
+from rl_service.jobs.variables import ENTRYPOINT_MODULE
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _AFTER_KILL_S = 15.0  # from SIGKILL to the status that tells of it
@@ -38,6 +40,8 @@ class Job(NamedTuple):
     exit_code: int | None
     node_id: str | None
     """Of the node that runs the command; its rollout workers may be on others."""
+    verb: str | None
+    """Our command that it runs: `train`, `tune`, …; None if `rl-service submit` did not send it."""
 
     @property
     def has_ended(self) -> bool:
@@ -88,52 +92,81 @@ def stop_job(dashboard: Dashboard, job: Job, tell: Tell) -> Job:
     """
     if job.has_ended:
         return job
-    _ask_to_stop(dashboard, job)
-    tell(f"asked {job.id} to stop; a training ends its iteration and saves first")
-    return _wait_until_ended(dashboard, job, STOP_WAIT_S + _AFTER_KILL_S)
+    _ask_to_stop(dashboard, job, tell)
+    return _wait_until_ended(dashboard, job, _deadline())
 
 
 def stop_all_local(tell: Tell) -> int:
     """Stops the jobs of the local cluster, all at once; a cluster that is dead has none.
 
     Returns:
-        How many there were.
+        How many have stopped; of the others `tell` hears why not.
     """
     cluster = load_cluster()
     if cluster is None or not is_up(cluster):
         return 0
-    try:
+    jobs: list[Job] = []
+    with _told(tell, "jobs"):
         dashboard = local_dashboard(cluster)
         jobs = [job for job in list_jobs(dashboard) if not job.has_ended]
-        for job in jobs:
-            _ask_to_stop(dashboard, job)
-            tell(f"asked {job.id} to stop; a training ends its iteration and saves first")
-        for job in jobs:
-            _wait_until_ended(dashboard, job, STOP_WAIT_S + _AFTER_KILL_S)
+    return _stop_all(dashboard, jobs, tell) if jobs else 0
+
+
+def _stop_all(dashboard: Dashboard, jobs: list[Job], tell: Tell) -> int:
+    """One that cannot be asked, or does not end, keeps nobody from the others."""
+    asked, ended, deadline = [], [], _deadline()
+    for job in jobs:
+        with _told(tell, job.id):
+            _ask_to_stop(dashboard, job, tell)
+            asked.append(job)
+    for job in asked:
+        with _told(tell, job.id):
+            ended.append(_wait_until_ended(dashboard, job, deadline))
+    return len(ended)
+
+
+@contextlib.contextmanager
+def _told(tell: Tell, what: str) -> Iterator[None]:
+    try:
+        yield
     except (ClusterError, JobError) as error:
-        tell(f"note: jobs may have lost what they did since their last checkpoint ({error})")
-        return 0
-    return len(jobs)
+        tell(f"note: {what} may have lost what came after the last checkpoint ({error})")
 
 
-def _ask_to_stop(dashboard: Dashboard, job: Job) -> None:
+def _ask_to_stop(dashboard: Dashboard, job: Job, tell: Tell) -> None:
     try:
         ray_client(dashboard).stop_job(job.id)
-    except RuntimeError as error:  # what Ray's client raises for any answer but the expected one
+    except ClusterError:
+        raise
+    except Exception as error:  # of Ray's client for an odd answer, of requests for none
         raise JobError(f"{job.id} cannot be stopped: {one_line(error)[:300]}; try again") from error
+    tell(f"asked {job.id} to stop; a training ends its iteration and saves first")
 
 
-def _wait_until_ended(dashboard: Dashboard, job: Job, timeout_s: float) -> Job:
-    deadline = time.monotonic() + timeout_s
+def _deadline() -> float:
+    return time.monotonic() + STOP_WAIT_S + _AFTER_KILL_S
+
+
+def _wait_until_ended(dashboard: Dashboard, job: Job, deadline: float) -> Job:
+    """The job as it ended; a dashboard that is slow or away for a while is asked again."""
+    problem = ""
     while time.monotonic() < deadline:
-        job = find_job(dashboard, job.id)
+        try:
+            job, problem = find_job(dashboard, job.id), ""
+        except ClusterError as error:
+            problem = f" ({error})"
         if job.has_ended:
             return job
         time.sleep(_POLL_S)
     raise JobError(
-        f"{job.id} was asked to stop {timeout_s:.0f} s ago and is {job.status.lower()} still; look "
+        f"{job.id} was asked to stop minutes ago and is {job.status.lower()} still{problem}; look "
         f"at its log: rl-service jobs logs {job.id}"
     )
+
+
+def _verb(entrypoint: str) -> str | None:
+    _, ours, arguments = entrypoint.partition(f" -m {ENTRYPOINT_MODULE} ")
+    return arguments.split(maxsplit=1)[0] if ours else None
 
 
 def _job(row: dict[str, Any]) -> Job:
@@ -149,6 +182,7 @@ def _job(row: dict[str, Any]) -> Job:
         ended_at_s=_seconds(row.get("end_time")),
         exit_code=row.get("driver_exit_code"),
         node_id=row.get("driver_node_id"),
+        verb=_verb(row.get("entrypoint") or ""),
     )
 
 

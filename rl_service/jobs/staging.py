@@ -28,13 +28,14 @@ _GIT_TIMEOUT_S = 60.0
 def project_files(folder: Path) -> dict[str, Path]:
     """The files of a project by their name in the zip.
 
-    In a git repository those that git has or would add, else all but the usual leftovers.
+    In a git repository those that git has or would add. Elsewhere all but the usual leftovers and
+    what begins with a dot: keys and passwords lie there.
 
     Args:
         folder: the files below it.
     """
     names = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    found = _walk(folder) if names is None else names.split("\0")
+    found = _visible(_walk(folder)) if names is None else names.split("\0")
     files = {name: folder / name for name in found if name and _is_wanted(name)}
     return {name: path for name, path in sorted(files.items()) if path.is_file()}
 
@@ -50,12 +51,17 @@ def package_files() -> dict[str, Path]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of a folder, with `+` if files differ from it; None outside a repository."""
+    """The commit of a folder, with `+` if what travels differs from it; None without a commit.
+
+    Files that are new, changed or gone count, and those that never travel do not.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return commit.strip() + ("+" if changed else "")
+    changed = _git(folder, "diff", "-z", "--name-only", "--relative", "HEAD") or ""
+    added = _git(folder, "ls-files", "-z", "--others", "--exclude-standard") or ""
+    names = [*changed.split("\0"), *added.split("\0")]
+    return commit.strip() + ("+" if any(name and _is_wanted(name) for name in names) else "")
 
 
 def all_files(folder: Path) -> dict[str, Path]:
@@ -123,6 +129,10 @@ def _check_size(folder: Path, files: Mapping[str, Path]) -> None:
 def _is_wanted(name: str) -> bool:
     first, *_ = parts = name.split("/")
     return not (first in _OUTPUTS and len(parts) > 1) and not set(parts) & set(_NEVER)
+
+
+def _visible(names: Iterable[str]) -> Iterable[str]:
+    return (name for name in names if not any(part.startswith(".") for part in name.split("/")))
 
 
 def _walk(folder: Path) -> Iterable[str]:

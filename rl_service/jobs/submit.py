@@ -18,9 +18,11 @@ from rl_service.config.text import one_line
 from rl_service.errors import ClusterError, JobError
 from rl_service.jobs.address import Connection
 from rl_service.jobs.client import ray_client
+from rl_service.jobs.lasting import lasting_folder
 from rl_service.jobs.staging import all_files, git_commit, write_zip
-from rl_service.jobs.target import Target, as_job_name, needs_folder, resolve_target
+from rl_service.jobs.target import Target, as_job_name, resolve_target
 from rl_service.jobs.variables import (
+    ENTRYPOINT_MODULE,
     FOLDER_VARIABLE,
     SECRETS_VARIABLE,
     Variables,
@@ -28,7 +30,7 @@ from rl_service.jobs.variables import (
     refuse_secrets,
 )
 
-_ENTRYPOINT = ("python", "-m", "rl_service.jobs.entrypoint")
+_ENTRYPOINT = ("python", "-m", ENTRYPOINT_MODULE)
 _ATTEMPTS = 5  # at an id that nobody has
 
 
@@ -77,7 +79,7 @@ def submit(
     resolved = resolve_target(target, arguments, folder, files)
     variables = job_variables(environment)
     refuse_secrets(resolved.arguments, variables.secret)
-    lasting = _lasting_folder(resolved, output_dir, folder, connection.local)
+    lasting = lasting_folder(resolved, output_dir, folder, connection.local, variables.open)
     _check_versions(connection)
     _check_resources(resources, connection.local)
     notes = [] if connection.local else _not_sent(variables)
@@ -85,7 +87,11 @@ def submit(
         variables.open[FOLDER_VARIABLE] = lasting
     request = {
         "entrypoint": entrypoint(resolved.arguments),
-        "metadata": _metadata(as_job_name(name or resolved.name), target, arguments, folder),
+        "metadata": {
+            "job_name": as_job_name(name or resolved.name),
+            "command": shlex.join([target, *arguments]),
+            **_commit(folder, resolved),
+        },
         "entrypoint_num_cpus": resources.cpus,
         "entrypoint_num_gpus": resources.gpus,
     }
@@ -99,24 +105,6 @@ def submit(
 def entrypoint(arguments: Sequence[str]) -> str:
     """The command line of a job; `exec`, or SIGTERM would reach the shell alone."""
     return f"exec {shlex.join([*_ENTRYPOINT, *arguments])}"
-
-
-def _lasting_folder(
-    target: Target, output_dir: str | None, folder: Path, local: LocalCluster | None
-) -> str | None:
-    """The folder that the command runs in; None: that of the job, which goes with it."""
-    if local is not None:
-        return str(Path(output_dir or folder).expanduser().absolute())
-    if output_dir is None and needs_folder(target.arguments):
-        raise JobError(
-            "what the job writes would go with it: its folder on the cluster does not last; give "
-            "a folder that all nodes share with -o, or for tune --storage"
-        )
-    if output_dir is not None and not output_dir.startswith("/"):
-        raise JobError(
-            f"-o {output_dir} must be an absolute path on the cluster, such as a shared volume"
-        )
-    return output_dir
 
 
 def _check_versions(connection: Connection) -> None:
@@ -155,13 +143,13 @@ def _not_sent(variables: Variables) -> list[str]:
     ]
 
 
-def _metadata(name: str, target: str, arguments: Sequence[str], folder: Path) -> dict[str, str]:
+def _commit(folder: Path, target: Target) -> dict[str, str]:
     commit = git_commit(folder)
-    return {
-        "job_name": name,
-        "command": shlex.join([target, *arguments]),
-        **({"git_commit": commit} if commit else {}),
-    }
+    if commit is None:
+        return {}
+    if target.files:  # git ignores them, or they lie elsewhere
+        commit = commit.rstrip("+") + "+"
+    return {"git_commit": commit}
 
 
 def _send(

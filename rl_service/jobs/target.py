@@ -12,6 +12,8 @@ from rl_service.errors import JobError, SettingsError
 from rl_service.files import as_folder_name
 
 COMMANDS = ("train", "tune", "evaluate", "compare")
+OTHER_COMMANDS = ("serve", "doctor", "models", "policies", "submit", "cluster", "jobs")
+"""Those that are no jobs."""
 _SUBMITTED = "submitted"  # folder in the zip for a settings file that is not the project's
 _LONGEST_NAME = 40
 
@@ -58,14 +60,6 @@ def as_job_name(text: str) -> str:
     return as_folder_name(text).lower()[:_LONGEST_NAME].strip("._-") or "job"
 
 
-def needs_folder(arguments: Sequence[str]) -> bool:
-    """Whether a command writes files that must outlive the job."""
-    names = {argument.partition("=")[0] for argument in arguments}
-    if arguments[0] == "evaluate":
-        return "--video" in names
-    return "--storage" not in names
-
-
 def _check_has_folder(arguments: Sequence[str]) -> None:
     """Tells now what the job would only say in its log."""
     if not any(argument.startswith(("-o", "--output")) for argument in arguments):
@@ -81,10 +75,26 @@ def _settings_file(target: str) -> Path:
     except SettingsError as error:
         if target.endswith((".yaml", ".yml")):
             raise
+        if target in OTHER_COMMANDS:
+            raise JobError(_no_job(target)) from error
         raise JobError(
             f"{target} is no settings file, no preset and no command; give a YAML file, or "
             f"{', '.join(COMMANDS)} with arguments ({error})"
         ) from error
+
+
+def _no_job(command: str) -> str:
+    """Why a command of ours cannot be submitted, and what to do instead."""
+    if command == "serve":
+        return (
+            "serving cannot be submitted, since a job would take its port and Ray with it when it "
+            "ends; run rl-service serve where clients reach it, or deploy deploy/serve.yaml on "
+            "the cluster: docs/serving.md"
+        )
+    return (
+        f"{command} cannot be submitted, since it is about the machine that it runs on; run "
+        f"rl-service {command} there, and submit {', '.join(COMMANDS)} or a YAML file"
+    )
 
 
 def _name_in_zip(

@@ -14,6 +14,8 @@ from rl_service.cluster.nodes import STOP_WAIT_S, STOP_WAIT_VARIABLE
 from rl_service.cluster.state import HOME_VARIABLE
 from rl_service.errors import JobError
 
+ENTRYPOINT_MODULE = "rl_service.jobs.entrypoint"
+"""What a job runs with `python -m`, before the arguments of our command."""
 FOLDER_VARIABLE = "RL_SERVICE_JOB_FOLDER"
 """Folder of the cluster that the job runs in."""
 SECRETS_VARIABLE = "RL_SERVICE_JOB_SECRETS"

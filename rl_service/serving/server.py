@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_service.config.text import one_line
-from rl_service.errors import ResourceError, SettingsError
+from rl_service.errors import ResourceError, RLServiceError
 from rl_service.machine import available_cpus
-from rl_service.ray_session import own_sigterm
+from rl_service.ports import usable_port
+from rl_service.ray_session import own_sigterm, start_ray
 
 _START_TIMEOUT_S = 120.0
 _PORTS_PER_SERVER = 64
@@ -46,9 +47,10 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         port: 0 takes a free one.
 
     Raises:
-        ResourceError: if the port is taken, or Ray or Serve do not start.
+        ResourceError: if Ray or Serve do not start.
+        SettingsError: if the port is taken.
     """
-    port = _check_port(host, port)
+    port = usable_port(f"--host {host} --port", port, host)
     # Short, whatever TMPDIR says: sockets of Ray and HAProxy live below it.
     folder = Path(tempfile.mkdtemp(prefix="rls", dir="/tmp"))
     notes = _set_environment(folder)
@@ -61,8 +63,7 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         with contextlib.ExitStack() as stack:
             with own_sigterm():
                 stack.callback(ray.shutdown)
-                ray.init(
-                    address="local",
+                start_ray(
                     num_cpus=available_cpus() + arguments.get("max_replicas", 1),
                     include_dashboard=False,
                     log_to_driver=False,
@@ -72,19 +73,28 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
                 )
             stack.callback(serve.shutdown)
             logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the command says it shorter
-            serve.start(
-                proxy_location="HeadOnly",
-                http_options={"host": host, "port": port},
-                logging_config={"log_level": "WARNING", "enable_access_log": False},
-            )
-            serve.run(build_app(arguments), name="rl-service", route_prefix="/")
             url = f"http://{_in_url(host)}:{port}"
-            _wait_until_it_answers(url)
+            with _start_errors():
+                serve.start(
+                    proxy_location="HeadOnly",
+                    http_options={"host": host, "port": port},
+                    logging_config={"log_level": "WARNING", "enable_access_log": False},
+                )
+                serve.run(build_app(arguments), name="rl-service", route_prefix="/")
+                _wait_until_it_answers(url)
             yield Server(url, notes)
-    except (RuntimeError, ray.exceptions.RayError, TimeoutError) as error:
-        raise ResourceError(f"the service did not start ({one_line(error)[-300:]})") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _start_errors() -> Iterator[None]:
+    try:
+        yield
+    except RLServiceError:
+        raise
+    except Exception as error:  # Ray and Serve raise what they like; all of it means the same here
+        raise ResourceError(f"the service did not start ({one_line(error)[-300:]})") from error
 
 
 def _set_environment(folder: Path) -> tuple[str, ...]:
@@ -166,20 +176,6 @@ def _on_loopback(binary: str, folder: Path) -> Path:
     )
     script.chmod(0o755)
     return script
-
-
-def _check_port(host: str, port: int) -> int:
-    """The port, or a free one for 0."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise SettingsError(
-            f"--host {host} --port {port} cannot be used: {error.strerror or error}; give another "
-            f"port, or 0 for any free one"
-        ) from error
 
 
 def _free_ports(count: int) -> int:

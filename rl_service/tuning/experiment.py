@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ray import tune
+from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.tune.tune_config import ResumeConfig
 
@@ -43,6 +44,7 @@ from rl_service.tuning.watch import Watch, view
 
 REPORT_FOLDER = "report"
 _SNAPSHOT_PERIOD_S = "5"
+_STORE = "AWS_"  # begins the names of the variables for s3://
 
 
 def tune_experiment(
@@ -138,7 +140,12 @@ def _run_trials(
     max_concurrent: int,
     resume: bool,
 ) -> list[Trial]:
-    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=plan.tuning.num_seeds)
+    trainable = tune.with_parameters(
+        TuningTrial,
+        space=plan.space,
+        num_seeds=plan.tuning.num_seeds,
+        store_variables=_store_variables(),
+    )
     is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
     with _tune_environment():
         analysis = tune.run(
@@ -164,6 +171,17 @@ def _run_trials(
         )
     trials: list[Trial] = analysis.trials
     return trials
+
+
+def _store_variables() -> dict[str, str]:
+    """What trials, on any node, need of our environment to reach an object store as we do.
+
+    Tune would put some of it into their runtime environments, keys as well, and those can be read
+    by all who may list the cluster's actors.
+    """
+    tune_s_own = {name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith(_STORE)}
+    class_cache.ENV_VARS_TO_PROPAGATE.difference_update(tune_s_own)
+    return {name: value for name, value in os.environ.items() if name.startswith(_STORE)}
 
 
 def _folder_name(trial: Trial) -> str:

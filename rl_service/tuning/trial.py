@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -38,14 +39,22 @@ def seed_folder(seed: int) -> str:
 class TuningTrial(tune.Trainable):  # type: ignore[misc]
     """Trains until the next evaluation, and reports."""
 
-    def setup(self, config: dict[str, Any], space: SearchSpace, num_seeds: int) -> None:
+    def setup(
+        self,
+        config: dict[str, Any],
+        space: SearchSpace,
+        num_seeds: int,
+        store_variables: Mapping[str, str],
+    ) -> None:
         """Starts the trainings.
 
         Args:
             config: coordinates of the trial in the search space.
             space: what they are coordinates of.
             num_seeds: trainings.
+            store_variables: of the environment, that reach an object store.
         """
+        os.environ.update(store_variables)
         self._space = space
         self._num_seeds = num_seeds
         self._members: list[_Member] = []

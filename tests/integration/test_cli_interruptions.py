@@ -204,3 +204,10 @@ def test_clusters_that_do_not_answer_or_are_too_small_are_refused_with_the_numbe
     assert f"no Ray cluster answers at RAY_ADDRESS=127.0.0.1:{port}" in refusal(silent)
     assert "need 3 CPUs, and the cluster at RAY_ADDRESS=" in (line := refusal(too_small))
     assert "has 2; use at most 2" in line
+
+
+def test_the_log_of_a_run_is_named_before_ray_is_connected(tmp_path: Path, start: Start) -> None:
+    nowhere = "127.0.0.1:1"  # what dies while it connects says no more than what is refused
+    status, out, _ = ended(start(*TINY.split(), cwd=tmp_path, address=nowhere))
+    [log] = tmp_path.glob("runs/*/*/log.txt")
+    assert (status, out.splitlines()[0]) == (2, f"log: {log.relative_to(tmp_path)}")

@@ -27,7 +27,12 @@ ORDER = [
     ["custom_models.rllib_models"],
     ["custom_models.registry"],
     # The vocabulary.
-    ["rl_service.errors", "rl_service.metrics", "rl_service.normalization"],
+    [
+        "rl_service.errors",
+        "rl_service.metrics",
+        "rl_service.normalization",
+        "rl_service.slow_start",
+    ],
     ["rl_service.files"],
     # The service.
     ["tune_configs"],
@@ -37,6 +42,7 @@ ORDER = [
     [
         "rl_service.base_models",
         "rl_service.machine",
+        "rl_service.ports",
         "rl_service.pretrained",
         "rl_service.process",
         "rl_service.ray_session",

@@ -53,6 +53,25 @@ def test_a_folder_that_other_nodes_do_not_see_is_no_storage(cluster: UserCluster
     assert not list(cluster.project.glob("apart/*"))
 
 
+# An object store that lets in whoever has the key; what fsspec knows it by comes with it.
+STORE = """\
+import os
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+class KeyedFileSystem(DirFileSystem):
+    protocol = "keyed"
+
+    def __init__(self, **options):
+        super().__init__(path="/", fs=LocalFileSystem(auto_mkdir=True))
+
+    def _join(self, path):
+        if os.environ.get("AWS_SECRET_ACCESS_KEY") != "of-these-tests":
+            raise PermissionError("the key is missing")
+        return super()._join(path)
+"""
+
+
 @pytest.mark.timeout(600)
 def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluster) -> None:
     write_file(cluster)
@@ -90,6 +109,37 @@ def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluste
         assert [row["training_iteration"] for row in lines] == [*range(1, NUM_ITERATIONS + 1)]
     [registered] = cluster.ask("policies", "list")["policies"]
     assert registered["aliases"] == ["best"]
+
+
+@pytest.mark.timeout(600)
+def test_keys_of_the_storage_reach_trials_and_nobody_else(
+    cluster: UserCluster,
+) -> None:
+    (cluster.project / "keyed.py").write_text(STORE)
+    plugin = cluster.project / "keyed-1.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: keyed\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[fsspec.specs]\nkeyed = keyed:KeyedFileSystem\n")
+    write_tuning_file(cluster.project / "keyed.yaml")
+    store = cluster.project.parent / "store"
+    store.mkdir()
+    key = {"AWS_SECRET_ACCESS_KEY": "of-these-tests"}
+    submit = (
+        "submit",
+        "keyed.yaml",
+        "--name",
+        "keyed",
+        "--follow",
+        "--storage",
+        f"keyed://{store}",
+    )
+    status, out, err = cluster.run(*submit, **key)
+    assert status == 0, out + err
+    assert list(store.glob("*/trial_*/checkpoint_*/result.json"))
+    assert "of-these-tests" not in cluster.api("/api/jobs/")
+    assert "of-these-tests" not in cluster.api("/api/v0/actors?detail=true")
+    kept = [path for path in store.rglob("*") if path.is_file()]
+    assert [path for path in kept if b"of-these-tests" in path.read_bytes()] == []
 
 
 def newest_iterations(folder: Path) -> dict[str, Any]:

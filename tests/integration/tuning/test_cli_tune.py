@@ -159,3 +159,11 @@ def test_a_trial_that_can_never_be_placed_is_refused_before_it_waits(tmp_path: P
     [line] = err.splitlines()
     assert f"a trial takes {cpus + 1} CPUs (1 for the learner, {cpus} x 1" in line
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_an_experiment_is_named_before_ray_is_connected(tmp_path: Path) -> None:
+    write_tuning_file(tmp_path / "small.yaml")
+    nowhere = "127.0.0.1:1"  # what dies while it connects says no more than what is refused
+    status, out, err = run("small.yaml", cwd=tmp_path, RAY_ADDRESS=nowhere)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert out.startswith(f"experiment: {tmp_path}/runs/small_")

@@ -25,7 +25,9 @@ def start() -> Iterator[Any]:
 
     def one(plan: TuningPlan, lr: float, num_seeds: int = 1) -> TuningTrial:
         config = {"algorithm.actor_lr": lr}
-        trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=num_seeds)
+        trainable = tune.with_parameters(
+            TuningTrial, space=plan.space, num_seeds=num_seeds, store_variables={}
+        )
         started.append(trainable(config=config))
         return started[-1]
 

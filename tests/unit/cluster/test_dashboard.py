@@ -85,6 +85,34 @@ def test_an_address_where_nobody_listens_is_told_with_what_to_do() -> None:
             Dashboard(url).versions()
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", r"no Ray cluster answers .* \(server disconnected without sending a response\);"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+            r"no Ray cluster answers .* \(peer closed connection without sending complete message",
+        ),
+        (b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0", "is no Ray dashboard"),  # gRPC, as on 6379
+    ],
+)
+def test_a_dashboard_that_dies_is_told_from_what_is_none(answer: bytes, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_and_end() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=answer_and_end)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=message):
+            Dashboard(url).versions()
+        thread.join()
+
+
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (dashboard_module._TIMEOUT.read or 99) + (dashboard_module._TIMEOUT.connect or 99) < 15
     monkeypatch.setattr(dashboard_module, "_TIMEOUT", httpx.Timeout(0.3))

@@ -14,10 +14,10 @@ import pytest
 
 from rl_service.cluster import local, nodes, state
 from rl_service.cluster.local import end_cluster, start_cluster
-from rl_service.cluster.ports import LOOPBACK, usable_port
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.cluster.status import cluster_status
 from rl_service.errors import ClusterError, SettingsError
+from rl_service.ports import LOOPBACK, usable_port
 
 TOKEN_PATH = Path("/home/me/.rl-service/cluster.token")
 
@@ -116,6 +116,22 @@ def failing_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(local, "_TMP", tmp_path / "tmp")  # where nobody else's clusters are
     return fake
+
+
+def test_a_node_that_ray_gave_up_is_started_once_more(tmp_path: Path, failing_ray: Path) -> None:
+    said = "Exception: The current node timed out during startup. This could happen because ..."
+    failing_ray.write_text(f"#!/bin/sh\necho x >> {tmp_path}/starts\necho '{said}'\nexit 1\n")
+    with pytest.raises(ClusterError, match=r"node head .* \(Exception: The current node timed out"):
+        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+    assert (tmp_path / "starts").read_text() == "x\nx\n"
+
+
+def test_a_node_that_fails_for_another_reason_is_not(tmp_path: Path, failing_ray: Path) -> None:
+    failing_ray.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/starts\necho 'OSError: no memory'\nexit 1\n"
+    )
+    start_and_fail()
+    assert (tmp_path / "starts").read_text() == "x\n"
 
 
 def start_and_fail(tell: Callable[[str], None] = print) -> None:

@@ -61,6 +61,31 @@ def test_the_local_cluster_is_known_by_each_of_its_addresses(local: str, address
         assert (found.local is not None, sent_token(found)) == (True, local)
 
 
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "http://LocalHost/"])
+def test_without_a_port_it_is_the_dashboard_s_usual_one(local: str, address: str) -> None:
+    assert find_cluster(address, {}).local is None
+    cluster = state.load_cluster()
+    assert cluster is not None
+    usual = cluster.model_copy(update={"dashboard_url": "http://127.0.0.1:8265"})
+    state.save_cluster(usual)
+    found = find_cluster(address, {})
+    assert (found.dashboard.url, found.local) == (usual.dashboard_url, usual)
+    assert sent_token(found) == local
+
+
+def test_a_host_whose_name_ends_like_this_machine_s_is_another_one(local: str) -> None:
+    found = find_cluster("my-localhost:7001", {})
+    assert (found.dashboard.url, found.local) == ("http://my-localhost:7001", None)
+
+
+def test_a_damaged_state_of_the_local_cluster_keeps_nobody_from_others(local: str) -> None:
+    state.state_path().write_text("{")
+    assert find_cluster(REMOTE, {}).dashboard.url == REMOTE
+    for address in (None, "127.0.0.1:7001"):
+        with pytest.raises(ClusterError, match=r"cluster\.json cannot be read: it is damaged"):
+            find_cluster(address, {})
+
+
 def test_the_address_goes_before_the_environment_and_that_before_the_local_cluster(
     local: str,
 ) -> None:

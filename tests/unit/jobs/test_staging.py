@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,10 @@ def test_from_a_folder_in_a_repository_only_that_folder_goes(repository: Path) -
     assert list(staging.project_files(repository / "sub")) == ["other.py"]
 
 
-def test_without_git_outputs_and_environments_stay(tmp_path: Path) -> None:
+def test_without_git_outputs_environments_and_what_is_hidden_stay(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "sub/b.yaml", ".venv/lib/c.py", "runs/r/x", "checkpoints/y", "a.pyc")
     write(tmp_path, "sub/__pycache__/b.pyc", "sub/runs/kept.py")
+    write(tmp_path, ".env", ".ssh/id_ed25519", ".aws/credentials", "sub/.netrc", "sub/.hidden/x.py")
     assert list(staging.project_files(tmp_path)) == ["a.py", "sub/b.yaml", "sub/runs/kept.py"]
 
 
@@ -103,12 +105,33 @@ def test_the_same_files_give_the_same_zip_with_their_contents(tmp_path: Path) ->
         }
 
 
-def test_a_commit_says_whether_files_differ_from_it(repository: Path) -> None:
+changes: dict[str, Callable[[Path], object]] = {
+    "changed": lambda folder: (folder / "tracked.py").write_text("changed"),
+    "staged": lambda folder: (write(folder, "new.py"), git(folder, "add", "new.py")),
+    "new": lambda folder: write(folder, "new.py"),
+    "gone": lambda folder: (folder / "gone.py").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", changes)
+def test_a_commit_says_whether_what_travels_differs_from_it(repository: Path, change: str) -> None:
     clean = staging.git_commit(repository)
-    (repository / "tracked.py").write_text("changed")
     assert clean is not None
     assert len(clean) == 40
+    (repository / "tracked.py").touch()
+    write(repository, "x.log", "data/new.bin", "runs/a/config.yaml")  # none of them travels
+    assert staging.git_commit(repository) == clean
+    changes[change](repository)
     assert staging.git_commit(repository) == f"{clean}+"
+
+
+def test_a_commit_is_judged_by_the_folder_that_travels(repository: Path) -> None:
+    (repository / "tracked.py").write_text("changed")
+    write(repository, "new.py")
+    clean = str(staging.git_commit(repository / "sub"))
+    assert len(clean) == 40
+    write(repository, "sub/new.py")
+    assert staging.git_commit(repository / "sub") == f"{clean}+"
 
 
 def test_a_folder_outside_of_any_repository_has_no_commit(tmp_path: Path) -> None:

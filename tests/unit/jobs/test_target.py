@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rl_service.cli.app import app
 from rl_service.errors import JobError, SettingsError
 from rl_service.jobs.entrypoint import as_submitted, take_secrets
 from rl_service.jobs.staging import package_files
 from rl_service.jobs.submit import entrypoint
-from rl_service.jobs.target import as_job_name, needs_folder, resolve_target
+from rl_service.jobs.target import COMMANDS, OTHER_COMMANDS, as_job_name, resolve_target
 
 
 @pytest.fixture
@@ -63,7 +64,9 @@ def test_a_file_that_does_not_travel_by_itself_is_added(project: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        ("serve", JobError, "serve is no settings file, no preset and no command"),
+        ("seve", JobError, "seve is no settings file, no preset and no command"),
+        ("serve", JobError, "serving cannot be submitted, .* run rl-service serve where clients"),
+        ("policies", JobError, "policies cannot be submitted, .* run rl-service policies there"),
         ("nothing.yaml", SettingsError, "settings file nothing.yaml does not exist"),
         ("sub", JobError, "sub is no settings file"),
     ],
@@ -75,24 +78,16 @@ def test_any_other_target_is_refused(
         arguments(target, project=project)
 
 
+def test_every_command_can_be_submitted_or_is_told_to_be_none() -> None:
+    groups = [group.name for group in app.registered_groups if group.name]
+    groups += [str(group.typer_instance.info.name) for group in app.registered_groups]
+    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert {*names, *groups} == {*COMMANDS, *OTHER_COMMANDS}
+
+
 def test_ids_are_short_and_fit_into_a_url() -> None:
     assert as_job_name("My search: ü") == "my_search"
     assert len(as_job_name("x" * 100)) == 40
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (["train"], True),
-        (["tune", "x.yaml", "--storage=s3://b"], False),
-        (["tune", "x.yaml", "--storage", "s3://b"], False),
-        (["evaluate", "zoo:lunarlander"], False),
-        (["evaluate", "zoo:lunarlander", "--video", "x.mp4"], True),
-        (["compare", "runs/a/b", "-o", "figures"], True),
-    ],
-)
-def test_what_writes_files_needs_a_folder_that_lasts(given: list[str], expected: bool) -> None:
-    assert needs_folder(given) == expected
 
 
 def test_signals_reach_the_command_itself_and_arguments_are_quoted() -> None:

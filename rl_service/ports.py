@@ -1,4 +1,4 @@
-"""TCP ports of a local cluster: asked for, or any free ones."""
+"""TCP ports of this machine: whether one can be bound to, or any free one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def usable_port(flag: str, port: int, host: str) -> int:
     Args:
         flag: that the port was given with.
         port: 0 takes a free one.
-        host: that will be bound to.
+        host: address that will be bound to.
 
     Raises:
-        SettingsError: if somebody has the port.
+        SettingsError: if somebody has the port, or the host is none of this machine's.
     """
     try:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
     except OSError as error:
         raise SettingsError(
-            f"{flag} {port} cannot be used: {(error.strerror or str(error)).lower()}; give "
-            f"another port, or 0 for any free one"
+            f"{flag} {port} cannot be used: {(error.strerror or str(error)).lower()}; give another "
+            f"port, or 0 for any free one"
         ) from error
