@@ -12,6 +12,7 @@ from rl_service.config.settings import Settings
 from rl_service.errors import SettingsError
 from rl_service.tuning.domains import Domain
 from rl_service.tuning.space import SearchSpace
+from rl_service.tuning.space_checks import check_point, check_space
 
 BASE = Settings(model=MLPConfig(), algorithm=PPOSettings(train_batch_size=2048))
 CONDITIONAL = {
@@ -85,12 +86,12 @@ def test_fixed_settings_stay_beside_searched_ones() -> None:
     ],
 )
 def test_what_cannot_be_searched(domains: dict[str, Any], words: str) -> None:
-    problems = space(**domains).problems()
+    problems = check_space(space(**domains))
     assert any(words in problem for problem in problems), problems
 
 
 def test_what_can_be_searched_has_no_problems() -> None:
-    assert space(**CONDITIONAL).problems() == []
+    assert check_space(space(**CONDITIONAL)) == []
 
 
 def test_points_become_coordinates_and_may_leave_settings_open() -> None:
