@@ -77,9 +77,7 @@ def check_output(folder: Path, key: str = "-o/--output-dir") -> list[str]:
         folder: that is to receive them.
         key: what the user gives another one with.
     """
-    return [
-        f"output {problem}; give another one with {key}" for problem in _write_problems(folder)
-    ]
+    return [f"output {problem}; give another one with {key}" for problem in _write_problems(folder)]
 
 
 def check_folder(folder: Path) -> list[str]:

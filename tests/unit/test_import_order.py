@@ -69,6 +69,7 @@ ORDER = [
         "rl_service.tuning.resources",
         "rl_service.tuning.search",
         "rl_service.tuning.trial",
+        "rl_service.tuning.tune_process",
         "rl_service.tuning.watch",
     ],
     ["rl_service.tuning.best"],
