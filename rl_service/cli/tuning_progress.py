@@ -160,9 +160,8 @@ def print_tuning_summary(console: Console, result: TuneResult) -> None:
 def _title(plan: TuningPlan, max_concurrent: int) -> str:
     tuning, base = plan.tuning, plan.base
     seeds = f" x {tuning.num_seeds} seeds" if tuning.num_seeds > 1 else ""
-    search = tuning.search_alg.name
-    if isinstance(tuning.scheduler, PBTSettings | PB2Settings):
-        search = "random at first"  # a population takes no searcher
+    is_population = isinstance(tuning.scheduler, PBTSettings | PB2Settings)  # takes no searcher
+    search = "random at first" if is_population else tuning.search_alg.name
     return (
         f"Tuning {base.model.name} with {base.algorithm.name} on {base.env.id}: "
         f"{tuning.num_samples} trials{seeds}, {max_concurrent} at a time, search "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from ray import cloudpickle
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
@@ -72,15 +73,23 @@ def _error(trial: Trial) -> str | None:
     """The exception's own words: Ray's begin with pages of a remote stack."""
     if trial.status != Trial.ERROR:
         return None
-    try:
-        error: BaseException | None = trial.get_pickled_error()
-    except Exception:  # an error that cannot be unpickled is one all the same
-        error = None
+    error = _exception(trial)
     while error is not None and getattr(error, "cause", None) is not None:
         error = error.cause  # type: ignore[attr-defined]
     text = str(error or trial.get_error() or "its process died").strip()
     lines = [line for line in text.splitlines() if line.strip()]
     return one_line(lines[-1] if lines else type(error).__name__)
+
+
+def _exception(trial: Trial) -> BaseException | None:
+    """What the trial's process raised; None if that cannot be read, or it was killed."""
+    here = trial.pickled_error_file  # from which Tune copies it to the storage, after a while
+    try:
+        if here is not None and Path(here).exists():
+            return cloudpickle.loads(Path(here).read_bytes())  # type: ignore[no-any-return]
+        return trial.get_pickled_error()  # type: ignore[no-any-return]
+    except Exception:  # an error that cannot be unpickled is one all the same
+        return None
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -171,9 +180,9 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial failed for good."""
-        self._observer.on_message(f"trial {trial.trial_id} failed: {_error(trial)}")
         self._trackers.finish(trial.trial_id, "failed")
         self._tell(trials)
+        self._observer.on_message(f"trial {trial.trial_id} failed: {_error(trial)}")
 
     def get_state(self) -> dict[str, Any]:
         """The scheduler's memory, for the experiment's snapshot."""

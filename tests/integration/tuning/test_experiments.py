@@ -155,7 +155,7 @@ def test_trials_without_a_finite_score_fail_and_never_win(tmp_path: Path) -> Non
     assert failed.values == {"env.kwargs": {"broken": True}}
     assert failed.error is not None
     assert "reward is nan" in failed.error
-    assert any(failed.trial_id in message for message in watcher.messages)
+    assert f"trial {failed.trial_id} failed: {failed.error}" in watcher.messages
 
 
 def test_values_that_contradict_each_other_cost_one_trial(tmp_path: Path) -> None:
@@ -183,6 +183,7 @@ def test_values_that_contradict_each_other_cost_one_trial(tmp_path: Path) -> Non
     assert failed.values == pytest.approx(choices[0])
     assert failed.num_failures == 1  # and no restart, which would do the same
     assert "minibatch_size=128 is larger than algorithm.train_batch_size=64" in str(failed.error)
+    assert watcher.messages[0] == f"trial {failed.trial_id} failed: {failed.error}"
     assert not any("starts again" in message for message in watcher.messages)
 
 
