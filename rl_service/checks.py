@@ -68,15 +68,16 @@ def check_env(env: EnvSettings) -> list[str]:
     return []
 
 
-def check_output(folder: Path) -> list[str]:
+def check_output(folder: Path, key: str = "-o/--output-dir") -> list[str]:
     """The reason for which files cannot be written under a folder, if there is one.
 
     Makes nothing: a folder that does not exist yet is judged by its nearest parent that does.
+
+    Args:
+        folder: that is to receive them.
+        key: what the user gives another one with.
     """
-    return [
-        f"output {problem}; give another one with -o/--output-dir"
-        for problem in _write_problems(folder)
-    ]
+    return [f"output {problem}; give another one with {key}" for problem in _write_problems(folder)]
 
 
 def check_folder(folder: Path) -> list[str]:
@@ -106,6 +107,6 @@ def _resource_problems(resources: ResourceSettings) -> list[str]:
     if resources.num_gpus and available_gpus() < resources.num_gpus:
         problems.append(
             f"resources.num_gpus={resources.num_gpus}, and torch sees {available_gpus()} GPUs; "
-            f"use --set resources.num_gpus=0, or install a CUDA build of torch"
+            f"use resources.num_gpus=0, or install a CUDA build of torch"
         )
     return problems

@@ -43,7 +43,7 @@ def missing_cpus(
     return (
         f"resources.{key}={workers} with {each:g} CPU each need {workers * each:g} "
         f"CPUs, and {there}; use at most {fitting} "
-        f"(--set resources.{key}={fitting}) or {remedy}"
+        f"(resources.{key}={fitting}) or {remedy}"
     )
 
 

@@ -107,7 +107,14 @@ def _load(
     from rl_service.config import load_settings
 
     try:
-        loaded = load_settings(config=config, **names, flags=flags, overrides=overrides)
+        loaded = load_settings(
+            config=config,
+            model=names["model"],
+            algorithm=names["algorithm"],
+            env=names["env"],
+            flags=flags,
+            overrides=overrides,
+        )
     except SettingsError as error:
         raise SettingsError([*error.problems, *_env_problems(names["env"])]) from error
     _check(loaded.settings)

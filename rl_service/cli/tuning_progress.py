@@ -14,11 +14,21 @@ from rich.text import Text
 from rl_service.cli.console import can_move_cursor, until_closed
 from rl_service.cli.figures import duration, figure
 from rl_service.tuning.load import TuningPlan
-from rl_service.tuning.observer import TrialView, TuneResult
+from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult
 from rl_service.tuning.report import ranked
+from rl_service.tuning.settings import PB2Settings, PBTSettings
 
 _MAX_ROWS = 20
-_STYLES = {"running": "cyan", "finished": "", "failed": "red", "paused": "dim", "waiting": "dim"}
+_STYLES: dict[TrialStatus, str] = {
+    "waiting": "dim",
+    "running": "cyan",
+    "paused": "dim",
+    "finished": "",
+    "stopped early": "",
+    "failed": "red",
+}
+_WIDE = 10_000
+"""Columns of what is no terminal: values are whole there, and lines as long as they are."""
 
 
 class PlainTuningProgress:
@@ -26,7 +36,7 @@ class PlainTuningProgress:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._console = Console(file=out, color_system=None, force_terminal=False, width=120)
+        self._console = Console(file=out, color_system=None, force_terminal=False, width=_WIDE)
         self._shown: dict[str, tuple[Any, ...]] = {}
 
     def __enter__(self) -> Self:
@@ -150,10 +160,12 @@ def print_tuning_summary(console: Console, result: TuneResult) -> None:
 def _title(plan: TuningPlan, max_concurrent: int) -> str:
     tuning, base = plan.tuning, plan.base
     seeds = f" x {tuning.num_seeds} seeds" if tuning.num_seeds > 1 else ""
+    is_population = isinstance(tuning.scheduler, PBTSettings | PB2Settings)  # takes no searcher
+    search = "random at first" if is_population else tuning.search_alg.name
     return (
         f"Tuning {base.model.name} with {base.algorithm.name} on {base.env.id}: "
         f"{tuning.num_samples} trials{seeds}, {max_concurrent} at a time, search "
-        f"{tuning.search_alg.name}, scheduler {tuning.scheduler.name}"
+        f"{search}, scheduler {tuning.scheduler.name}"
     )
 
 
@@ -164,7 +176,7 @@ def _start_line(trial: TrialView) -> str:
 
 def _trial_line(trial: TrialView) -> str:
     return (
-        f"{trial.trial_id}  {trial.status:<9}{figure(trial.env_steps):>12} steps"
+        f"{trial.trial_id}  {trial.status:<13}{figure(trial.env_steps):>12} steps"
         f"{figure(trial.score, 1):>10}   best {figure(trial.best_score, 1):>8}"
     )
 
@@ -195,7 +207,8 @@ def _table(trials: Sequence[TrialView]) -> Table:
 
 
 def _short(key: str) -> str:
-    return key.partition(".")[2]
+    name = key.partition(".")[2]
+    return key if name == "name" else name
 
 
 def _shown(value: Any) -> str:

@@ -36,6 +36,7 @@ def load_settings(
     algorithm: str | None = None,
     env: str | None = None,
     flags: Mapping[str, Any] | None = None,
+    on_top: Layer | None = None,
     overrides: Sequence[str] = (),
 ) -> LoadedSettings:
     """Loads the settings of a run.
@@ -46,6 +47,7 @@ def load_settings(
         algorithm: algorithm name.
         env: environment id.
         flags: values of further flags by dotted key (`stop.iterations`); None means not given.
+        on_top: settings that some other file has; they win over flags.
         overrides: `group.key=value` texts; they win over everything else.
 
     Raises:
@@ -53,7 +55,8 @@ def load_settings(
     """
     named = {"env.id": env, "model.name": model, "algorithm.name": algorithm}
     override_layer, problems = parse_overrides(list(overrides))
-    given = [_file_layer(config), _flag_layer({**named, **(flags or {})}), override_layer]
+    given = [_file_layer(config), _flag_layer({**named, **(flags or {})})]
+    given += [*([on_top] if on_top else []), override_layer]
     for layer in given:
         problems += layer.take_out_malformed_groups()
     names, preset, notes = _resolve_names(given)

@@ -16,15 +16,19 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
+def replacing_folder(path: Path, remedy: str | None = None) -> Iterator[Path]:
     """Yields an empty folder beside `path` that takes its place if the block succeeds.
+
+    Args:
+        path: the folder.
+        remedy: as that of `output_errors`.
 
     Raises:
         OutputError: if the disk is full or a folder cannot be written; `path` stays as it was.
     """
     path = path.absolute()
     staged = path.with_name(f".{path.name}.new")
-    with output_errors(path):
+    with output_errors(path, remedy):
         shutil.rmtree(staged, ignore_errors=True)  # left behind by a kill
         staged.mkdir(parents=True)
         try:

@@ -12,7 +12,7 @@ from ray.tune.experiment import Trial
 
 from rl_service.config.settings import Settings
 from rl_service.config.text import one_line
-from rl_service.errors import RLServiceError
+from rl_service.errors import RLServiceError, TuningError
 from rl_service.evaluation import EvaluationResult, evaluate
 from rl_service.files import as_folder_name
 from rl_service.policies.bundle import load_bundle
@@ -28,6 +28,10 @@ from rl_service.tuning.trial import BUNDLE, seed_folder
 
 FRESH_SEED_OFFSET = 2_000_000
 """The best policy plays episodes that neither training nor any evaluation of a trial has seen."""
+
+
+_MAX_REASONS = 3
+"""Shown at the end; the table has all."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def keep_best(
     trials: Sequence[Trial],
     views: Sequence[TrialView],
     notify: Notify,
-) -> BestOfTrials | None:
+) -> BestOfTrials:
     """The best policy of the best trial that has one.
 
     Args:
@@ -60,18 +64,25 @@ def keep_best(
         views: how each stands.
         notify: told why a better trial was passed over.
 
-    Returns:
-        None if no trial left a policy.
+    Raises:
+        TuningError: with the reasons, if no trial left a policy.
     """
     by_id = {trial.trial_id: trial for trial in trials}
+    reasons: list[str] = []
     for view in ranked(views):
         if view.best_score is None or view.status == "failed":
             continue
         try:
             return _keep(plan, storage, by_id[view.trial_id], view, notify)
         except (RLServiceError, OSError) as error:
-            notify(f"trial {view.trial_id} is passed over: {one_line(error)}")
-    return None
+            reasons.append(one_line(error))
+            notify(f"trial {view.trial_id} is passed over: {reasons[-1]}")
+    reasons += [view.error for view in views if view.error]
+    told = list(dict.fromkeys(reasons)) or ["none had a score"]
+    more = f"; and {len(told) - _MAX_REASONS} more reasons" if len(told) > _MAX_REASONS else ""
+    raise TuningError(
+        f"none of {len(views)} trials left a policy ({'; '.join(told[:_MAX_REASONS])}{more})"
+    )
 
 
 def _keep(
@@ -88,7 +99,8 @@ def _keep(
         seed = _best_seed(plan, Path(folder))
         settings = plan.space.settings(values, seed)
         bundle = _destination(settings, storage.name)
-        with replacing_folder(bundle) as empty:
+        remedy = "mend that, and go on with rl-service tune --resume"
+        with replacing_folder(bundle, f"{remedy} {storage}") as empty:
             shutil.copytree(Path(folder, seed_folder(seed), BUNDLE), empty, dirs_exist_ok=True)
     played = evaluate(
         load_bundle(bundle),

@@ -36,6 +36,9 @@ class Scale:
     to_value: Callable[[float], float]
 
 
+_ROUNDING = 1e-12
+"""How far a value may lie outside its range: what arithmetic loses, and nothing that matters."""
+
 _SCALES = {
     "uniform": Scale(False, float, float),
     "loguniform": Scale(True, float, float),
@@ -106,6 +109,11 @@ class Domain(BaseModel):
             return FloatDistribution(low, high, log=_SCALES[self.kind].logarithmic)
         return IntDistribution(low, high)
 
+    def dump(self) -> dict[str, Any]:
+        """The domain as a tuning file has it."""
+        given: dict[str, Any] = self.model_dump(mode="json", include={self.kind})
+        return given | ({"when": self.when} if self.when else {})
+
     def label(self, key: str) -> str:
         """What a coordinate of the setting is called where coordinates are shown."""
         return {"one_minus_loguniform": f"1 - {key}", "power_of_two": f"log2 {key}"}.get(
@@ -115,7 +123,7 @@ class Domain(BaseModel):
     def to_value(self, coordinate: Coordinate) -> Value:
         """The setting's value."""
         if self.kind in _SCALES:
-            return _SCALES[self.kind].to_value(coordinate)
+            return self._clipped(_SCALES[self.kind].to_value(coordinate))
         if self.kind == "power_of_two":
             return 2 ** int(coordinate)
         if self.kind == "choice":
@@ -132,16 +140,24 @@ class Domain(BaseModel):
             if value not in self.choice:
                 raise ValueError(f"{value!r} is not among {self.choice}")
             return _plain(value)
-        low, high = getattr(self, self.kind)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{value!r} is no number")
-        if not low <= value <= high:
+        inside = self._clipped(value)
+        if not math.isclose(value, inside, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+            low, high = getattr(self, self.kind)
             raise ValueError(f"{value} is outside {low:g} to {high:g}")
         if self.kind in _SCALES:
-            return _SCALES[self.kind].to_coordinate(value)
+            return _SCALES[self.kind].to_coordinate(inside)
         if self.kind == "power_of_two":
-            return _exponent(value)
-        return int(value)
+            return _exponent(inside)
+        if inside != int(inside):
+            raise ValueError(f"{value:g} is no whole number")
+        return int(inside)
+
+    def _clipped(self, value: float) -> float:
+        """Within the range, which 1 - (1 - value) leaves by its last digit."""
+        low, high = getattr(self, self.kind)
+        return float(min(max(value, low), high))
 
 
 Kind = Literal["uniform", "loguniform", "one_minus_loguniform", "integer", "power_of_two", "choice"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import tempfile
-import threading
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ray import tune
@@ -19,6 +14,7 @@ from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.tune.tune_config import ResumeConfig
 
+from rl_service.config.text import one_line
 from rl_service.errors import RLServiceError, TuningError
 from rl_service.machine import available_gpus
 from rl_service.ray_session import ray_session
@@ -40,10 +36,10 @@ from rl_service.tuning.snapshot import saved_trials
 from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trackers import TrialTrackers, trial_folder
 from rl_service.tuning.trial import TuningTrial
-from rl_service.tuning.watch import Watch, view
+from rl_service.tuning.tune_process import Stopping, tune_environment
+from rl_service.tuning.watch import Watch
 
 REPORT_FOLDER = "report"
-_SNAPSHOT_PERIOD_S = "5"
 _STORE = "AWS_"  # begins the names of the variables for s3://
 
 
@@ -72,7 +68,7 @@ def tune_experiment(
         _announce(plan, storage, observer, max_concurrent, fitting)
         folder = stack.enter_context(storage.working_folder())
         trackers = TrialTrackers(plan.space, folder, observer.on_message)
-        stopping, scheduler = _Stopping(), build_scheduler(plan)
+        stopping, scheduler = Stopping(), build_scheduler(plan)
         watch = Watch(
             observer,
             trackers,
@@ -87,7 +83,7 @@ def tune_experiment(
                 trials = _run_trials(plan, storage, watch, max_concurrent, bool(saved))
             finally:
                 trackers.finish_all("stopped")
-        views = [view(trial, plan.space) for trial in trials]
+        views = [watch.view(trial) for trial in trials]
         if stopping.requested:
             result = _result(plan, storage, views, "stopped")
         else:
@@ -147,7 +143,7 @@ def _run_trials(
         store_variables=_store_variables(),
     )
     is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
-    with _tune_environment():
+    with tune_environment():
         analysis = tune.run(
             tune.with_resources(trainable, TrialResources(plan.space)),
             **search_arguments(plan),
@@ -188,60 +184,6 @@ def _folder_name(trial: Trial) -> str:
     return trial_folder(trial.trial_id)
 
 
-@contextlib.contextmanager
-def _tune_environment() -> Iterator[None]:
-    """Tune's switches that are variables of the environment alone."""
-    wanted = {
-        "RAY_AIR_NEW_OUTPUT": "0",  # else it draws its own table
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # result files for three viewers, of each trial
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",  # see `_Stopping`
-        "TUNE_GLOBAL_CHECKPOINT_S": _SNAPSHOT_PERIOD_S,
-        # A snapshot with each checkpoint is what makes a kill cost little.
-        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()})
-    try:
-        with warnings.catch_warnings():
-            # A trial that starts again from a checkpoint reports some steps a second time.
-            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            # Of PB2's Gaussian process, which has little to go by at first.
-            warnings.filterwarnings("ignore", "The optimal value found for dimension")
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-
-
-class _Stopping:
-    """Notes the first SIGINT or SIGTERM, so that Tune can save and end.
-
-    The second one raises KeyboardInterrupt at once. Outside the main thread there are no signals.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _Stopping:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._receive)
-            # Tune's own handler takes its place, and stays when Tune has ended.
-            self._previous[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 def _locked(
     plan: TuningPlan, storage: ExperimentStorage
 ) -> contextlib.AbstractContextManager[None]:
@@ -258,27 +200,43 @@ def _conclude(
     trials: list[Trial],
     views: list[TrialView],
 ) -> TuneResult:
-    """The report first: it needs no policy, and says why there may be none."""
+    """The table first, which says why there may be no policy; the figures last."""
     result = _result(plan, storage, views, "finished")
-    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
-        report = Path(folder)
-        write_table(report / RESULTS_FILE, plan, views)
-        for missing in write_figures(report, plan, views):
-            observer.on_message(missing)
-        storage.put_folder(report, REPORT_FOLDER)
+    with _report(storage) as folder:
+        write_table(folder / RESULTS_FILE, plan, views)
+    try:
         best = keep_best(plan, storage, trials, views, observer.on_message)
-        if best is None:
-            reasons = {view.error for view in views if view.error}
-            raise TuningError(
-                f"none of {len(views)} trials left a policy "
-                f"({'; '.join(sorted(reasons)) or 'none had a score'}); the table is "
-                f"{storage}/{REPORT_FOLDER}/{RESULTS_FILE}"
-            )
-        write_preset(report / PRESET_FILE, best.settings, str(storage), best.trial)
-        storage.put_folder(report, REPORT_FOLDER)
+    except TuningError as error:
+        table = f"{storage}/{REPORT_FOLDER}/{RESULTS_FILE}"
+        raise TuningError(f"{error}; the table is {table}") from error
+    with _report(storage) as folder:
+        write_preset(folder / PRESET_FILE, best.settings, str(storage), best.trial)
     if best.registered is not None:
         trackers.keep_best(best.trial, best.bundle, best.registered)
+    _draw(plan, storage, observer, views)
     return _with_best(result, best, f"{storage}/{REPORT_FOLDER}/{PRESET_FILE}")
+
+
+@contextlib.contextmanager
+def _report(storage: ExperimentStorage) -> Iterator[Path]:
+    """A folder whose files go into the report if the block succeeds."""
+    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
+        yield Path(folder)
+        storage.put_folder(Path(folder), REPORT_FOLDER)
+
+
+def _draw(
+    plan: TuningPlan,
+    storage: ExperimentStorage,
+    observer: TuningObserver,
+    views: list[TrialView],
+) -> None:
+    try:
+        with _report(storage) as folder:
+            for missing in write_figures(folder, plan, views):
+                observer.on_message(missing)
+    except Exception as error:  # of two drawing libraries; the result is worth more than a picture
+        observer.on_message(f"no figures: {one_line(error)}; the table and the policy are there")
 
 
 def _result(

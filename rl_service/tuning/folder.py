@@ -33,7 +33,7 @@ def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
     """An experiment to go on with, and its plan.
 
     Raises:
-        TuningError: if there is none, or its plan cannot be read.
+        TuningError: if there is none, or its plan cannot be read or does not work here.
     """
     storage = ExperimentStorage.open(experiment)
     with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
@@ -43,6 +43,6 @@ def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
             return load_plan(copy), storage
         except SettingsError as error:
             raise TuningError(
-                f"{storage}/{PLAN_FILE} is damaged or from another release ({error}); mend it or "
-                f"start a new experiment"
+                f"{storage}/{PLAN_FILE} cannot be gone on with here ({error}); mend that, in the "
+                f"file or on this machine, or start a new experiment"
             ) from error

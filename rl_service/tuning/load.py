@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rl_service.checks import check_machine
-from rl_service.config.layers import GROUPS
+from rl_service.checks import check_machine, check_output
+from rl_service.config.layers import Layer
 from rl_service.config.load import load_settings
 from rl_service.config.presets import resolve_settings_file
 from rl_service.config.settings import Settings
@@ -28,6 +28,7 @@ from rl_service.tuning.settings import (
     TuningSettings,
 )
 from rl_service.tuning.space import Coordinates, SearchSpace
+from rl_service.tuning.space_checks import check_point, check_space
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,13 @@ class TuningPlan:
     def dump(self) -> str:
         """The plan as a tuning file that says everything, presets resolved."""
         settings = {"name": self.name, "settings": self.base.model_dump(mode="json")}
+        space = {key: domain.dump() for key, domain in self.space.domains.items()}
         rest = self.tuning.model_dump(
-            mode="json", exclude_none=True, exclude={"name", "config", "settings"}
+            mode="json", exclude={"name", "config", "settings", "search_space"}
         )
-        return yaml.safe_dump(settings | rest, sort_keys=False)
+        # A null of the file's own keys says what leaving it out says; one of a point is a value.
+        given = {key: value for key, value in rest.items() if value is not None}
+        return yaml.safe_dump(settings | {"search_space": space} | given, sort_keys=False)
 
 
 def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPlan:
@@ -64,7 +68,8 @@ def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPla
         changed: top-level keys that take the place of the file's; None is not given.
 
     Raises:
-        SettingsError: with all problems.
+        SettingsError: with all problems of the file's own keys; else with all of the fixed
+            settings; else with all others.
     """
     content = read_yaml_mapping(resolve_settings_file(file))
     if "search_space" not in content:
@@ -72,38 +77,39 @@ def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPla
             f"{file} has no search_space; write a tuning file with `config: {file}` and one, or "
             f"run rl-service train --config {file}"
         )
-    given = {key: value for key, value in (changed or {}).items() if value is not None}
+    content |= {key: value for key, value in (changed or {}).items() if value is not None}
+    given = {key: value for key, value in content.items() if value is not None}  # `settings:`
     try:
-        tuning = TuningSettings.model_validate(content | given)
+        tuning = TuningSettings.model_validate(given)
     except ValidationError as error:
         raise SettingsError([_problem(file, each) for each in error.errors()]) from error
-    return _plan(tuning, tuning.name or file.stem)
-
-
-def _plan(tuning: TuningSettings, name: str) -> TuningPlan:
     loaded = load_settings(
         config=None if tuning.config is None else Path(tuning.config),
-        flags=_by_dotted_key(tuning.settings),
+        on_top=Layer(f"settings of {file.as_posix()}", dict(tuning.settings)),
     )
     space = SearchSpace(loaded.settings, dict(tuning.search_space))
-    problems = space.problems() or [*_scheduler_problems(tuning, loaded.settings)]
+    problems = [
+        *check_space(space),
+        *_scheduler_problems(tuning, loaded.settings),
+        *_point_problems(tuning, space),
+        *check_machine(loaded.settings),
+        *check_output(Path(loaded.settings.tracking.output_dir), "settings.tracking.output_dir"),
+    ]
     if problems:
         raise SettingsError(problems)
     points = [space.coordinates(point) for point in tuning.points_to_evaluate]
-    machine = check_machine(loaded.settings)
-    if machine:
-        raise SettingsError(machine)
-    return TuningPlan(name, tuning, space, points, loaded.notes)
+    return TuningPlan(tuning.name or file.stem, tuning, space, points, loaded.notes)
 
 
-def _by_dotted_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for group, values in settings.items():
-        if group in GROUPS and isinstance(values, Mapping):
-            flat |= {f"{group}.{key}": value for key, value in values.items()}
-        else:
-            flat[group] = values
-    return flat
+def _point_problems(tuning: TuningSettings, space: SearchSpace) -> list[str]:
+    points = tuning.points_to_evaluate
+    found = [problem for point in points for problem in check_point(space, point)]
+    if len(points) > tuning.num_samples:
+        found.append(
+            f"points_to_evaluate has {len(points)} points for num_samples={tuning.num_samples} "
+            f"trials, so the last would not be tried; raise num_samples or take points out"
+        )
+    return list(dict.fromkeys(found))
 
 
 def _scheduler_problems(tuning: TuningSettings, base: Settings) -> list[str]:
@@ -154,6 +160,12 @@ def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
         ]
     if tuning.num_samples < 2:
         found.append(f"scheduler {name} needs a population; give num_samples of at least 2")
+    if tuning.max_concurrent is not None:
+        found.append(
+            f"scheduler {name} trains its whole population side by side, as many at a time as fit "
+            f"and the others by turns, so it takes no max_concurrent; leave that out or lower "
+            f"num_samples"
+        )
     if tuning.search_alg.objectives != ("score",):
         found.append(f"scheduler {name} has one objective; take search_alg.objectives [score]")
     return found

@@ -8,7 +8,9 @@ from typing import Any, Literal, Protocol
 
 from rl_service.tuning.load import TuningPlan
 
-TrialStatus = Literal["waiting", "running", "paused", "finished", "failed"]
+TrialStatus = Literal["waiting", "running", "paused", "finished", "stopped early", "failed"]
+"""`stopped early`: by the scheduler or the time budget, for good. `paused` and `waiting` trials of
+an experiment that was stopped go on with it."""
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,14 @@ from ray import tune
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_service.config.settings import ResourceSettings
-from rl_service.errors import OutputError, ResourceError
+from rl_service.errors import OutputError, ResourceError, SettingsError
+from rl_service.tuning.domains import Value
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.storage import ExperimentStorage
 
 _LEARNER_CPUS = 1.0
+_PLACED = ("num_env_runners", "num_cpus_per_env_runner", "num_gpus")
+_ELASTIC = ("min_env_runners", "max_env_runners")
 
 
 def trial_bundles(resources: ResourceSettings) -> list[dict[str, float]]:
@@ -42,43 +45,80 @@ class TrialResources:
         self._space = space
 
     def __call__(self, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        settings = self._space.settings(self._space.values(config))
-        return tune.PlacementGroupFactory(trial_bundles(settings.resources), strategy="PACK")
+        try:
+            resources = self._space.settings(self._space.values(config)).resources
+        except SettingsError:  # which the trial raises, and is then over
+            bundles = [{"CPU": _LEARNER_CPUS}]
+        else:
+            bundles = trial_bundles(resources)
+        return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
 def check_placement(space: SearchSpace) -> int:
-    """Trials of the fixed settings that fit at a time on the nodes that there are.
+    """Trials that fit at a time on the nodes that there are, whatever they draw.
 
     Raises:
-        ResourceError: if one trial would wait for ever.
+        ResourceError: if a trial that the space can draw would wait for ever.
     """
-    resources = space.base.resources
-    bundles = _bundles(resources, resources.num_workers_to_begin_with)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return min(_fitting(resources, drawn, nodes) for resources, drawn in _drawn_resources(space))
+
+
+def _drawn_resources(space: SearchSpace) -> list[tuple[ResourceSettings, dict[str, Value]]]:
+    """Resources that trials can have, each with what was drawn of them."""
+    keys = {f"resources.{name}" for name in (*_PLACED, *_ELASTIC)} & set(space.domains)
+    found = []
+    for values in space.reachable(keys):
+        drawn = {key: value for key, value in values.items() if key in keys}
+        update = {key.partition(".")[2]: value for key, value in drawn.items()}
+        found.append((space.base.resources.model_copy(update=update), drawn))
+    return found
+
+
+def _fitting(
+    resources: ResourceSettings, drawn: Mapping[str, Value], nodes: list[Mapping[str, float]]
+) -> int:
+    bundles = _bundles(resources, resources.num_workers_to_begin_with)
     total = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
     there = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
     for name, needed in total.items():
         if needed > there[name]:
-            raise ResourceError(_too_large(space.base.resources, name, needed, there[name]))
+            raise ResourceError(_too_large(resources, drawn, name, needed, there[name]))
     if not _can_place(bundles, nodes):
         raise ResourceError(
-            f"a trial takes the bundles {bundles}, and no way was found to place them on the "
-            f"nodes {[{k: v for k, v in node.items() if k in there} for node in nodes]}; lower "
-            f"resources.num_cpus_per_env_runner"
+            f"{_a_trial(drawn)} takes the bundles {bundles}, and no way was found to place them on "
+            f"the nodes {[{k: v for k, v in node.items() if k in there} for node in nodes]}; lower "
+            f"{_where(drawn, 'num_cpus_per_env_runner')}"
         )
     return min(int(there[name] // needed) for name, needed in total.items() if needed)
 
 
-def _too_large(resources: ResourceSettings, name: str, needed: float, there: float) -> str:
+def _too_large(
+    resources: ResourceSettings,
+    drawn: Mapping[str, Value],
+    name: str,
+    needed: float,
+    there: float,
+) -> str:
     workers = f"{resources.num_workers_to_begin_with} x {resources.num_cpus_per_env_runner:g}"
     made_of = f" (1 for the learner, {workers} for rollout workers)" if name == "CPU" else ""
-    remedy = (
-        "lower resources.num_env_runners" if name == "CPU" else "take settings.resources.num_gpus 0"
-    )
+    count = "min_env_runners" if resources.is_elastic else "num_env_runners"
     return (
-        f"a trial takes {needed:g} {name}s{made_of}, and the cluster has {there:g}: it would wait "
-        f"for ever; {remedy}, or add nodes"
+        f"{_a_trial(drawn)} takes {needed:g} {name}s{made_of}, and the cluster has {there:g}: it "
+        f"would wait for ever; lower {_where(drawn, count if name == 'CPU' else 'num_gpus')}, or "
+        f"add nodes"
     )
+
+
+def _a_trial(drawn: Mapping[str, Value]) -> str:
+    values = " and ".join(f"{key}={value}" for key, value in drawn.items())
+    return f"a trial that draws {values}" if values else "a trial"
+
+
+def _where(drawn: Mapping[str, Value], name: str) -> str:
+    """The key of the tuning file that says how much of a resource a trial takes."""
+    key = f"resources.{name}"
+    return f"{key} in {'search_space' if key in drawn else 'settings'}"
 
 
 def _can_place(bundles: list[dict[str, float]], nodes: list[Mapping[str, float]]) -> bool:

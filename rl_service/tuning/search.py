@@ -32,6 +32,11 @@ from rl_service.tuning.settings import (
 )
 from rl_service.tuning.space import SearchSpace
 
+_MAX_STEPS = 32
+"""Whole numbers of a range in which a population moves by one; a longer one is crossed faster."""
+_MAX_DRAWS = 100
+"""Tries to draw values that do not contradict each other, before a trial is left to fail."""
+
 
 def search_arguments(plan: TuningPlan) -> dict[str, Any]:
     """The arguments of `tune.run` that say where configurations come from."""
@@ -82,7 +87,7 @@ def build_scheduler(plan: TuningPlan) -> TrialScheduler:
             quantile_fraction=scheduler.quantile_fraction,
             resample_probability=scheduler.resample_probability,
             hyperparam_mutations={key: _mutation(domain) for key, domain in domains.items()},
-            custom_explore_fn=partial(_within_bounds, domains),
+            custom_explore_fn=partial(_mended, plan.space, domains),
             log_config=False,
         )
     if isinstance(scheduler, PB2Settings):
@@ -139,15 +144,34 @@ def _ray_domain(domain: Domain) -> Any:
 
 
 def _mutation(domain: Domain) -> Any:
-    """A range, whose values are changed by a fifth, or a list, in which they move by one."""
+    """A range, whose values are changed by a fifth, or a list, in which they move by one.
+
+    A fifth more or less than a small whole number is that number.
+    """
     distribution = domain.distribution
-    if domain.kind == "power_of_two" and isinstance(distribution, IntDistribution):
-        return list(range(distribution.low, distribution.high + 1))
+    if isinstance(distribution, IntDistribution):
+        numbers = range(distribution.low, distribution.high + 1)
+        if domain.kind == "power_of_two" or len(numbers) <= _MAX_STEPS:
+            return list(numbers)
     return domain.coordinates if domain.kind == "choice" else _ray_domain(domain)
 
 
+def _mended(
+    space: SearchSpace, domains: Mapping[str, Domain], config: dict[str, Any]
+) -> dict[str, Any]:
+    """The configuration within its bounds, drawn anew where a change has led to a contradiction.
+
+    Tune changes each value without regard to the bounds that it was drawn from and to the others.
+    """
+    config = _within_bounds(domains, config)
+    for _ in range(_MAX_DRAWS):
+        if space.are_settings(space.values(config)):
+            break
+        config |= {key: _ray_domain(domain).sample() for key, domain in domains.items()}
+    return config
+
+
 def _within_bounds(domains: Mapping[str, Domain], config: dict[str, Any]) -> dict[str, Any]:
-    """Tune changes values without regard to the bounds that they were drawn from."""
     for key, domain in domains.items():
         if domain.kind != "choice":
             low, high = domain.coordinates

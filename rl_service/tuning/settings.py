@@ -18,6 +18,10 @@ a seed's best policy is what it leaves."""
 SPEED = "env_steps_per_s"
 """Env steps of all of a trial's seeds by the seconds that their iterations took."""
 
+ENDED = "trainings_ended"
+"""Whether a trial's trainings have reached their own ends. Tune's `done` also says that a scheduler
+has stopped them."""
+
 
 class SearchSettings(Group):
     name: Literal["tpe", "random"] = "tpe"
@@ -98,7 +102,7 @@ class TuningSettings(Group):
     num_seeds: PositiveInt = 1
     """Trainings of each trial, whose scores are averaged; their seeds are `seed`, `seed` + 1, …"""
     max_concurrent: PositiveInt | None = None
-    """Trials at a time. None: as many as fit."""
+    """Trials at a time. None: as many as fit. Not for populations, which need all their members."""
     time_budget_s: PositiveFloat | None = None
     """After so long no trial goes on; the best so far is the result. None: no limit."""
     max_failures: NonNegativeInt = 2

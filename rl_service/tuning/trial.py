@@ -16,10 +16,10 @@ from ray import tune
 
 from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
-from rl_service.errors import EnvError, TrainingFailedError
+from rl_service.errors import EnvError, SettingsError, TrainingFailedError
 from rl_service.metrics import ENV_STEPS, NUMERIC, json_row
 from rl_service.trainer import Trainer, evaluation_row
-from rl_service.tuning.settings import BEST_SCORE, SCORE, SPEED
+from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.trackers import TRAINING_PREFIX
 
@@ -59,13 +59,21 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         self._num_seeds = num_seeds
         self._members: list[_Member] = []
         self._last: dict[str, Any] | None = None
+        self._contradiction: SettingsError | None = None
         self._start(config)
 
     def _start(self, config: Mapping[str, Any]) -> None:
         values = self._space.values(config)
         seeds = range(self._space.base.seed, self._space.base.seed + self._num_seeds)
-        for seed in seeds:  # one by one, so that `cleanup` closes those that were made
-            self._members.append(_Member(self._space.settings(values, seed), self.trial_id))
+        try:
+            settings = [self._space.settings(values, seed) for seed in seeds]
+        except SettingsError as error:
+            # Told by `step`: what fails before a trial has started is tried again by Tune, and
+            # that it has started is when the driver forbids that.
+            self._contradiction = error
+            return
+        for each in settings:  # one by one, so that `cleanup` closes those that were made
+            self._members.append(_Member(each, self.trial_id))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Takes another configuration in the same process, which spares seconds of imports."""
@@ -78,13 +86,16 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         """Trains every seed until its next score.
 
         Raises:
+            SettingsError: if the values that were drawn contradict each other.
             TrainingFailedError: if a training cannot go on or has no finite score.
         """
+        if self._contradiction is not None:
+            raise self._contradiction
         # A trial that had ended before the experiment was killed comes back as if it had not.
         if self._last is None or not all(member.trainer.is_done for member in self._members):
             rows = [member.train_to_next_score() for member in self._members]
             is_done = all(member.trainer.is_done for member in self._members)
-            self._last = _report(self._members, rows) | {"done": is_done}
+            self._last = _report(self._members, rows) | {"done": is_done, ENDED: is_done}
         return dict(self._last)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -103,6 +114,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
 
     def cleanup(self) -> None:
         """Ends the trainings."""
+        self._contradiction = None
         while self._members:
             self._members.pop().close()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from ray import cloudpickle
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
@@ -17,7 +18,7 @@ from rl_service.config.text import one_line
 from rl_service.errors import TuningError
 from rl_service.metrics import ENV_STEPS
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
-from rl_service.tuning.settings import BEST_SCORE, SCORE, SPEED
+from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.snapshot import back_up
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.storage import ExperimentStorage
@@ -27,19 +28,24 @@ _STATUS: dict[str, TrialStatus] = {
     Trial.PENDING: "waiting",
     Trial.RUNNING: "running",
     Trial.PAUSED: "paused",
-    Trial.TERMINATED: "finished",
     Trial.ERROR: "failed",
 }
 _SCHEDULER = "scheduler"
 _BACKUP_PERIOD_S = 5.0
 
 
-def view(trial: Trial, space: SearchSpace) -> TrialView:
-    """How a trial of Ray Tune stands."""
+def view(trial: Trial, space: SearchSpace, *, goes_on: bool = False) -> TrialView:
+    """How a trial of Ray Tune stands.
+
+    Args:
+        trial: the trial.
+        space: of the experiment.
+        goes_on: it was cut when the experiment was stopped, and goes on with it.
+    """
     result = trial.last_result or {}
     return TrialView(
         trial_id=trial.trial_id,
-        status=_STATUS[trial.status],
+        status=_status(trial.status, result, goes_on=goes_on),
         values=space.values(trial.config),
         env_steps=result.get(ENV_STEPS),
         score=result.get(SCORE),
@@ -52,19 +58,38 @@ def view(trial: Trial, space: SearchSpace) -> TrialView:
     )
 
 
+def _status(status: str, result: Mapping[str, Any], *, goes_on: bool) -> TrialStatus:
+    """Tune ends all trials alike, those that are through and those that it was told to stop."""
+    if status != Trial.TERMINATED:
+        return _STATUS[status]
+    if result.get(ENDED):
+        return "finished"
+    if goes_on:
+        return "paused" if result else "waiting"
+    return "stopped early"
+
+
 def _error(trial: Trial) -> str | None:
     """The exception's own words: Ray's begin with pages of a remote stack."""
     if trial.status != Trial.ERROR:
         return None
-    try:
-        error: BaseException | None = trial.get_pickled_error()
-    except Exception:  # an error that cannot be unpickled is one all the same
-        error = None
+    error = _exception(trial)
     while error is not None and getattr(error, "cause", None) is not None:
         error = error.cause  # type: ignore[attr-defined]
     text = str(error or trial.get_error() or "its process died").strip()
     lines = [line for line in text.splitlines() if line.strip()]
     return one_line(lines[-1] if lines else type(error).__name__)
+
+
+def _exception(trial: Trial) -> BaseException | None:
+    """What the trial's process raised; None if that cannot be read, or it was killed."""
+    here = trial.pickled_error_file  # from which Tune copies it to the storage, after a while
+    try:
+        if here is not None and Path(here).exists():
+            return cloudpickle.loads(Path(here).read_bytes())  # type: ignore[no-any-return]
+        return trial.get_pickled_error()  # type: ignore[no-any-return]
+    except Exception:  # an error that cannot be unpickled is one all the same
+        return None
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -101,7 +126,12 @@ class Watch(Callback):  # type: ignore[misc]
         self._backed_up_at = time.monotonic()
         self._should_stop = should_stop
         self._space = space
+        self._cut: set[str] = set()
         self.scheduler = scheduler
+
+    def view(self, trial: Trial) -> TrialView:
+        """How a trial stands."""
+        return view(trial, self._space, goes_on=trial.trial_id in self._cut)
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **_: Any) -> None:
         """Tune looks after its trials again, many times a second."""
@@ -116,24 +146,29 @@ class Watch(Callback):  # type: ignore[misc]
             back_up(self._storage)
             self._backed_up_at = time.monotonic()
         if self._should_stop():
+            self._cut = {trial.trial_id for trial in trials if not trial.is_finished()}
             signal.raise_signal(signal.SIGUSR1)  # on which Tune saves and ends
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial has a place."""
+        if not self._space.are_settings(self._space.values(trial.config)):
+            trial.max_failures = 0  # a contradiction stays one
         self._tell(trials)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
     ) -> None:
         """A trial has a score."""
-        self._trackers.log(view(trial, self._space), result)
+        self._trackers.log(self.view(trial), result)
         self._tell(trials)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
     ) -> None:
         """A trial ended, by itself or early."""
-        self._trackers.finish(trial.trial_id, "finished")
+        self._cut.discard(trial.trial_id)
+        ended = (trial.last_result or {}).get(ENDED)
+        self._trackers.finish(trial.trial_id, "finished" if ended else "stopped")
         self._tell(trials)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
@@ -145,9 +180,9 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial failed for good."""
-        self._observer.on_message(f"trial {trial.trial_id} failed: {_error(trial)}")
         self._trackers.finish(trial.trial_id, "failed")
         self._tell(trials)
+        self._observer.on_message(f"trial {trial.trial_id} failed: {_error(trial)}")
 
     def get_state(self) -> dict[str, Any]:
         """The scheduler's memory, for the experiment's snapshot."""
@@ -168,4 +203,4 @@ class Watch(Callback):  # type: ignore[misc]
             self.scheduler.restore(str(path))
 
     def _tell(self, trials: Sequence[Trial]) -> None:
-        self._observer.on_trials([view(trial, self._space) for trial in trials])
+        self._observer.on_trials([self.view(trial) for trial in trials])

@@ -63,6 +63,7 @@ ORDER = [
     # Tuning; what needs no Ray first, so that a mistake in a file is told at once.
     ["rl_service.tuning", "rl_service.tuning.domains", "rl_service.tuning.storage"],
     ["rl_service.tuning.settings", "rl_service.tuning.space"],
+    ["rl_service.tuning.space_checks"],
     ["rl_service.tuning.load"],
     [
         "rl_service.tuning.folder",
@@ -74,6 +75,7 @@ ORDER = [
         "rl_service.tuning.resources",
         "rl_service.tuning.search",
         "rl_service.tuning.trial",
+        "rl_service.tuning.tune_process",
         "rl_service.tuning.watch",
     ],
     ["rl_service.tuning.best"],

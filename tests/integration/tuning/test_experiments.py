@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,10 @@ from rl_service.errors import CheckpointError, TuningError
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.runs import Run
+from rl_service.tuning import experiment as drawing
 from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.folder import new_experiment
+from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView
 from tests.integration.serving.conftest import command, descendants
 from tests.tuning import Watcher, iterations, run_plan, small_plan
@@ -85,6 +89,8 @@ def test_early_stopping_ends_trials_before_their_time(tmp_path: Path) -> None:
     assert result.trials == 6
     assert min(steps) < 8 * 64
     assert max(steps) == 8 * 64
+    for trial in watcher.trials:
+        assert trial.status == ("finished" if trial.env_steps == 8 * 64 else "stopped early")
     # What was stopped has its checkpoint, and with it its best policy.
     checkpoints = list(Path(result.experiment).glob("trial_*/checkpoint_*/seed_3/best/policy.json"))
     assert len({path.parents[3] for path in checkpoints}) == 6
@@ -149,7 +155,78 @@ def test_trials_without_a_finite_score_fail_and_never_win(tmp_path: Path) -> Non
     assert failed.values == {"env.kwargs": {"broken": True}}
     assert failed.error is not None
     assert "reward is nan" in failed.error
-    assert any(failed.trial_id in message for message in watcher.messages)
+    assert f"trial {failed.trial_id} failed: {failed.error}" in watcher.messages
+
+
+def test_values_that_contradict_each_other_cost_one_trial(tmp_path: Path) -> None:
+    """A batch of 64 has no minibatch of 128, which is drawn with one of 128 alone."""
+    sizes = ("algorithm.train_batch_size", "algorithm.minibatch_size")
+    choices: list[dict[str, Any]] = [
+        {"algorithm.actor_lr": rate, **dict(zip(sizes, values, strict=True))}
+        for rate, values in ((1e-3, (64, 128)), (2e-3, (128, 128)))
+    ]
+    plan = small_plan(
+        tmp_path,
+        search_space={key: {"power_of_two": [64, 128]} for key in sizes}
+        | {"algorithm.actor_lr": {"loguniform": [1e-4, 1e-2]}},
+        points_to_evaluate=[choices[1]],
+    )
+    # As a searcher would draw it: a point like that is refused.
+    drawn = TuningPlan(
+        plan.name, plan.tuning, plan.space, [plan.space.coordinates(one) for one in choices], []
+    )
+    watcher = Watcher()
+    result = run_plan(drawn, str(tmp_path / "runs"), watcher)
+    assert (result.status, result.trials, result.failed) == ("finished", 2, 1)
+    assert result.best_values == pytest.approx(choices[1])
+    [failed] = [trial for trial in watcher.trials if trial.status == "failed"]
+    assert failed.values == pytest.approx(choices[0])
+    assert failed.num_failures == 1  # and no restart, which would do the same
+    assert "minibatch_size=128 is larger than algorithm.train_batch_size=64" in str(failed.error)
+    assert watcher.messages[0] == f"trial {failed.trial_id} failed: {failed.error}"
+    assert not any("starts again" in message for message in watcher.messages)
+
+
+def test_a_policy_that_cannot_be_written_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small_plan(tmp_path)
+    experiment = new_experiment(plan, str(tmp_path / "runs"))
+    (tmp_path / "checkpoints").write_text("in the way", encoding="utf-8")
+    with pytest.raises(TuningError) as error:
+        tune_experiment(plan, experiment, Watcher(), resume=False)
+    assert re.fullmatch(
+        rf"none of 2 trials left a policy \(cannot write .*checkpoints.*: not a directory; mend "
+        rf"that, and go on with rl-service tune --resume {experiment}\); the table is .*",
+        str(error.value),
+    )
+    (tmp_path / "checkpoints").unlink()
+    # Nor does a picture that cannot be drawn cost the result.
+    monkeypatch.setattr(drawing, "write_figures", lambda *_: 1 / 0)
+    watcher = Watcher()
+    result = tune_experiment(plan, experiment, watcher, resume=True)
+    assert (result.status, result.registered) == ("finished", f"{NAME}:1")
+    assert Path(str(result.preset)).is_file()
+    assert any(message.startswith("no figures: division by zero") for message in watcher.messages)
+
+
+def test_a_stopped_experiment_says_what_is_left_of_it(tmp_path: Path) -> None:
+    class Stops(Watcher):
+        def on_trials(self, trials: Sequence[TrialView]) -> None:
+            super().on_trials(trials)
+            if len(trials) == 2 and trials[1].env_steps:
+                signal.raise_signal(signal.SIGINT)
+
+    plan = small_plan(
+        tmp_path, num_samples=2, max_concurrent=1, settings={"stop": {"iterations": 6}}
+    )
+    experiment = new_experiment(plan, str(tmp_path / "runs"))
+    watcher = Stops()
+    assert tune_experiment(plan, experiment, watcher, resume=False).status == "stopped"
+    assert [trial.status for trial in watcher.trials] == ["finished", "paused"]
+    again = Watcher()
+    assert tune_experiment(plan, experiment, again, resume=True).status == "finished"
+    assert [trial.status for trial in again.trials] == ["finished", "finished"]
 
 
 def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:
@@ -161,7 +238,7 @@ def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:
         run_plan(plan, str(tmp_path / "runs"))
     assert not (tmp_path / "policies").exists()
     [table] = (tmp_path / "runs").glob("*/report/results.csv")
-    assert table.read_text(encoding="utf-8").count("failed") == 2
+    assert table.read_text(encoding="utf-8").count(",failed,") == 2
 
 
 def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -68,9 +68,27 @@ def test_a_pipe_gets_a_line_for_each_change_and_none_for_the_rest(tmp_path: Path
         "scheduler none",
         "/runs/x",
         "aaaa  starts      actor_lr 0.001235",
-        "aaaa  running        12,800 steps      98.8   best    123.5",
+        "aaaa  running            12,800 steps      98.8   best    123.5",
         "trial bbbb failed: it became NaN",
     ]
+
+
+def test_a_pipe_gets_whole_values_under_names_that_tell_them_apart(tmp_path: Path) -> None:
+    out = io.StringIO()
+    values = {f"algorithm.a_setting_of_a_long_name_{i}": 2.287e-05 for i in range(9)}
+    values |= {"model.name": "gpt2_critic", "algorithm.name": "ppo"}
+    PlainTuningProgress(out).on_finish(RESULT, [trial("aaaa", values=values)])
+    heading, row = out.getvalue().splitlines()[:2]
+    assert row.split().count("2.287e-05") == 9
+    assert {"a_setting_of_a_long_name_8", "model.name", "algorithm.name"} <= set(heading.split())
+    assert "…" not in out.getvalue()
+
+
+def test_a_population_names_no_searcher(tmp_path: Path) -> None:
+    out = io.StringIO()
+    population = small_plan(tmp_path, scheduler={"name": "pbt", "interval_env_steps": 64})
+    PlainTuningProgress(out).on_start(population, "/runs/x", 2)
+    assert "2 at a time, search random at first, scheduler pbt" in out.getvalue()
 
 
 def test_a_terminal_shows_the_best_trial_first_and_the_result_below(tmp_path: Path) -> None:

@@ -33,6 +33,25 @@ def test_values_and_coordinates_are_each_others(
         assert found == (pytest.approx(expected) if is_float else expected)
 
 
+@pytest.mark.parametrize("ends", [(0.2, 0.99), (0.3, 0.7), (0.9, 0.999), (0.0, 0.1)])
+def test_values_at_the_ends_stay_within_them(ends: tuple[float, float]) -> None:
+    domain = Domain(one_minus_loguniform=ends)
+    for end in ends:
+        coordinate = domain.to_coordinate(end)
+        value = domain.to_value(coordinate)
+        assert ends[0] <= value <= ends[1]
+        assert value == pytest.approx(end)
+        # What a table has read from a trial is a value of the space too.
+        assert domain.to_coordinate(1.0 - coordinate) in domain.coordinates
+
+
+def test_a_domain_reads_back_from_what_it_dumps() -> None:
+    given = {"choice": [None, {"rate": None}], "when": {"model.name": [None, "mlp"]}}
+    for domain in (Domain(**given), Domain(integer=(1, 4))):
+        assert Domain.model_validate(domain.dump()) == domain
+    assert Domain(**given).dump() == given
+
+
 def test_what_a_searcher_sees() -> None:
     gamma = Domain(one_minus_loguniform=(0.9, 0.999)).distribution
     assert isinstance(gamma, FloatDistribution)
@@ -68,6 +87,8 @@ def test_what_is_refused(given: dict[str, Any], words: str) -> None:
         ({"uniform": (0, 1)}, 2.0),
         ({"uniform": (0, 1)}, "high"),
         ({"integer": (0, 4)}, True),
+        ({"integer": (0, 4)}, 2.5),
+        ({"one_minus_loguniform": (0.2, 0.99)}, 0.1999),
         ({"power_of_two": (2, 64)}, 33),
         ({"choice": ["tanh"]}, "relu"),
     ],

@@ -21,7 +21,7 @@ PBT = {"name": "pbt", "interval_env_steps": 64}
 def test_every_shipped_file_is_a_plan(name: str) -> None:
     plan = load_plan(Path(name))
     assert plan.name == Path(name).name
-    assert plan.space.problems() == []
+    assert plan.points
 
 
 def test_a_plan_reads_back_from_what_it_dumps(tmp_path: Path) -> None:
@@ -32,6 +32,42 @@ def test_a_plan_reads_back_from_what_it_dumps(tmp_path: Path) -> None:
     assert again.points == plan.points
     assert again.tuning.num_samples == 5
     assert again.dump() == plan.dump()
+
+
+def test_nulls_take_the_place_of_presets_and_read_back(tmp_path: Path) -> None:
+    """A preset has a value for each of these."""
+    file = write_tuning_file(
+        tmp_path / "small.yaml",
+        settings={"env": {"id": "LunarLander-v3"}, "algorithm": {"grad_clip": None}},
+        search_space={**LR, "env.max_episode_steps": {"choice": [20, None]}},
+        points_to_evaluate=[{"env.max_episode_steps": None}],
+    )
+    plan = load_plan(file)
+    assert plan.base.algorithm.grad_clip is None
+    (tmp_path / "again.yaml").write_text(plan.dump(), encoding="utf-8")
+    again = load_plan(tmp_path / "again.yaml")
+    assert (again.base, again.space, again.points) == (plan.base, plan.space, plan.points)
+    assert again.points == [{"env.max_episode_steps": None}]
+
+
+def test_empty_groups_are_as_if_left_out(tmp_path: Path) -> None:
+    given = {"points_to_evaluate": None, "search_alg": None, "scheduler": None, "name": None}
+    plan = load_plan(write_tuning_file(tmp_path / "small.yaml", **given))
+    assert plan.dump() == load_plan(write_tuning_file(tmp_path / "small.yaml")).dump()
+
+
+def test_problems_of_all_kinds_are_told_together(tmp_path: Path) -> None:
+    file = write_tuning_file(
+        tmp_path / "small.yaml",
+        settings={"env": {"id": "CartPole-v9"}, "tracking": {"output_dir": "/dev/null/x"}},
+        search_space={**LR, "seed": {"integer": [1, 9]}},
+        points_to_evaluate=[{"algorithm.actor_lr": 1}],
+        scheduler={"name": "asha", "grace_env_steps": 9999},
+    )
+    with pytest.raises(SettingsError) as error:
+        load_plan(file)
+    for words in ("seed: settings are", "grace", "CartPole-v9", "/dev/null", "outside"):
+        assert any(words in problem for problem in error.value.problems), error.value.problems
 
 
 def test_settings_files_and_tuning_files_are_told_apart(tmp_path: Path) -> None:
@@ -45,6 +81,17 @@ def test_settings_files_and_tuning_files_are_told_apart(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"search_space": {}}, "search_space is empty"),
+        ({"search_space": None}, "search_space is empty"),
+        ({"points_to_evaluate": [{}, {}, {}]}, "3 points for num_samples=2 trials"),
+        ({"scheduler": PBT, "max_concurrent": 1}, "so it takes no max_concurrent"),
+        (
+            {"settings": {"resources": {"num_gpus": 4}}},
+            "small.yaml): must be less than or equal to 1",
+        ),
+        (
+            {"settings": {"tracking": {"output_dir": "/dev/null/x"}}},
+            "(/dev/null): Not a directory; give another one with settings.tracking.output_dir",
+        ),
         ({"num_sample": 4}, "unknown key num_sample; did you mean num_samples?"),
         ({"num_samples": 0}, "num_samples: Input should be greater than 0"),
         ({"scheduler": {"name": "asha", "grace_env_step": 3}}, "did you mean grace_env_steps?"),

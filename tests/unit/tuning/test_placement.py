@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from rl_service.errors import ResourceError
-from rl_service.tuning.resources import check_placement, trial_bundles
+from rl_service.tuning.resources import TrialResources, check_placement, trial_bundles
 from rl_service.tuning.space import SearchSpace
 from tests.tuning import small_plan
 
@@ -60,3 +60,38 @@ def test_what_would_wait_for_ever_is_refused(
     monkeypatch.setattr(ray, "nodes", nodes(1, 1, 1))
     with pytest.raises(ResourceError, match="no way was found to place them"):
         check_placement(space)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "key"),
+    [
+        ({"choice": [0, 8]}, "num_env_runners"),
+        ({"integer": [0, 8]}, "num_env_runners"),
+        ({"power_of_two": [1, 8]}, "num_env_runners"),
+        ({"uniform": [0.5, 8.0]}, "num_cpus_per_env_runner"),
+    ],
+)
+def test_each_value_that_can_be_drawn_must_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: dict[str, Any], key: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
+    settings: Any = {"algorithm": {"train_batch_size": 640}, "resources": {"num_env_runners": 1}}
+    space = small_plan(tmp_path, settings=settings, search_space={f"resources.{key}": drawn}).space
+    monkeypatch.setattr(ray, "nodes", nodes(4, 4))
+    with pytest.raises(
+        ResourceError,
+        match=rf"draws resources.{key}=8.* takes 9 CPUs \(1 for the learner.*has 8: .*; lower "
+        rf"resources\.\w+ in (search_space|settings), or add nodes",
+    ):
+        check_placement(space)
+    monkeypatch.setattr(ray, "nodes", nodes(9, 9))
+    assert check_placement(space) == 2
+
+
+def test_a_contradiction_takes_the_least(tmp_path: Path) -> None:
+    sizes = ("algorithm.minibatch_size", "algorithm.train_batch_size")
+    space = small_plan(
+        tmp_path, search_space={key: {"power_of_two": [16, 64]} for key in sizes}
+    ).space
+    contradiction = dict(zip(sizes, (6, 4), strict=True))
+    assert TrialResources(space)(contradiction).bundles == [{"CPU": 1.0}]

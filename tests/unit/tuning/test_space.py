@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rl_service.config.settings import Settings
 from rl_service.errors import SettingsError
 from rl_service.tuning.domains import Domain
 from rl_service.tuning.space import SearchSpace
+from rl_service.tuning.space_checks import check_point, check_space
 
 BASE = Settings(model=MLPConfig(), algorithm=PPOSettings(train_batch_size=2048))
 CONDITIONAL = {
@@ -71,6 +73,29 @@ def test_fixed_settings_stay_beside_searched_ones() -> None:
         ({"algorithm.gamma": {"uniform": [0.5, 1.5]}}, "algorithm.gamma=1.5"),
         ({"algorithm.minibatch_size": {"choice": [64, 4096]}}, "minibatch_size=4096 is larger"),
         ({"model.n_layer": {"choice": [1]}}, "model.n_layer"),
+        ({"env.id": {"choice": ["CartPole-v1"]}}, "scores of different environments"),
+        ({"evaluation.num_episodes": {"integer": [1, 9]}}, "measured in different ways"),
+        ({"stop.env_steps": {"integer": [64, 999]}}, "trainings of different length"),
+        ({"tracking.tensorboard": {"choice": [True]}}, "it changes no score"),
+        (
+            {**CONDITIONAL, "model.n_layer": {"choice": [1], "when": {"model.name": "gpt3"}}},
+            "when waits for model.name=gpt3, and 'gpt3' is not among ['mlp', 'gpt2_critic']",
+        ),
+        (
+            {"model.n_layer": {"choice": [1], "when": {"model.name": "gpt2_critic"}}},
+            "model.n_layer would never be drawn, since its `when` (model.name is gpt2_critic)",
+        ),
+        (  # it depends on the layers of the model that has none
+            {
+                **CONDITIONAL,
+                "model.hidden_sizes": {"choice": [[8]], "when": {"model.n_layer": 1}},
+                "algorithm.gamma": {
+                    "uniform": [0.5, 1],
+                    "when": {"model.name": "mlp", "model.n_layer": 2},
+                },
+            },
+            "algorithm.gamma would never be drawn",
+        ),
         (
             {"algorithm.gamma": {"uniform": [0.5, 1], "when": {"model.colour": "red"}}},
             "when names model.colour, which is no setting",
@@ -85,12 +110,57 @@ def test_fixed_settings_stay_beside_searched_ones() -> None:
     ],
 )
 def test_what_cannot_be_searched(domains: dict[str, Any], words: str) -> None:
-    problems = space(**domains).problems()
+    problems = check_space(space(**domains))
     assert any(words in problem for problem in problems), problems
 
 
 def test_what_can_be_searched_has_no_problems() -> None:
-    assert space(**CONDITIONAL).problems() == []
+    assert check_space(space(**CONDITIONAL)) == []
+
+
+def test_a_condition_on_a_setting_of_another_kind_of_model() -> None:
+    """The base's model has no such setting; the model that is drawn has it by default."""
+    default = GPT2CriticConfig().n_head
+    searched = space(
+        **CONDITIONAL, **{"algorithm.gamma": {"choice": [0.5], "when": {"model.n_head": default}}}
+    )
+    assert check_space(searched) == []
+
+    def suggest(model: str, key: str, domain: Domain) -> Any:
+        return model if key == "model.name" else domain.coordinates[0]
+
+    for model, is_drawn in (("mlp", False), ("gpt2_critic", True)):
+        drawn = searched.draw(partial(suggest, model))
+        assert ("algorithm.gamma" in drawn) is is_drawn
+
+
+def test_a_value_may_need_another_drawn_value() -> None:
+    """A minibatch that is larger than the base's batch, and not than all that can be drawn."""
+    domains = {"algorithm.minibatch_size": {"power_of_two": [64, 4096]}}
+    assert check_space(space(**domains)) != []
+    domains["algorithm.train_batch_size"] = {"power_of_two": [1024, 4096]}
+    assert check_space(space(**domains)) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ({"model.name": "mlp", "model.n_layer": 2}, "model.n_layer is drawn only when model.name"),
+        ({"model.n_layer": 2}, "which the point does not say"),
+        ({"model.name": "mlp", "algorithm.actor_lr": 1}, "1 is outside 0.0001 to 0.01"),
+        (
+            {"algorithm.minibatch_size": 4096, "model.name": "mlp", "algorithm.actor_lr": 1e-3}
+            | {"algorithm.train_batch_size": 1024},
+            "algorithm.minibatch_size=4096 is larger than algorithm.train_batch_size=1024",
+        ),
+    ],
+)
+def test_points_that_cannot_be_tried(point: dict[str, Any], words: str) -> None:
+    sizes = ("algorithm.minibatch_size", "algorithm.train_batch_size")
+    searched = space(**CONDITIONAL, **{key: {"power_of_two": [1024, 4096]} for key in sizes})
+    [problem] = check_point(searched, point)
+    assert words in problem
+    assert check_point(searched, {"model.name": "gpt2_critic", "model.n_layer": 2}) == []
 
 
 def test_points_become_coordinates_and_may_leave_settings_open() -> None:

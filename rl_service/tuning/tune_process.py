@@ -1,0 +1,81 @@
+"""What Ray Tune has around it in our process: variables, warnings, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+_SNAPSHOT_PERIOD_S = "5"
+
+
+@contextlib.contextmanager
+def tune_environment() -> Iterator[None]:
+    """Sets Tune's switches that are variables alone, and silences what alarms for nothing."""
+    wanted = {
+        "RAY_AIR_NEW_OUTPUT": "0",  # else it draws its own table
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # result files for three viewers, of each trial
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",  # see `Stopping`
+        "TUNE_GLOBAL_CHECKPOINT_S": _SNAPSHOT_PERIOD_S,
+        # A snapshot with each checkpoint is what makes a kill cost little.
+        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()})
+    try:
+        with warnings.catch_warnings(), _without_errors_of_its_end():
+            # A trial that starts again from a checkpoint reports some steps a second time.
+            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
+            # Of PB2's Gaussian process, which has little to go by at first.
+            warnings.filterwarnings("ignore", "The optimal value found for dimension")
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+
+
+@contextlib.contextmanager
+def _without_errors_of_its_end() -> Iterator[None]:
+    """Tune misses, when it has ended, the result files that it was told not to write."""
+    log = logging.getLogger("ray.tune.analysis.experiment_analysis")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+class Stopping:
+    """Notes the first SIGINT or SIGTERM, so that Tune can save and end.
+
+    The second one raises KeyboardInterrupt at once. Outside the main thread there are no signals.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._receive)
+            # Tune's own handler takes its place, and stays when Tune has ended.
+            self._previous[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
