@@ -131,12 +131,13 @@ class ThroughputPolicy:
     def _reason(self, learner: _Learner, current: int, wanted: int) -> str:
         measured = self._times.measured[self._times.anchor]
         waits = learner.waits_share(measured)
+        sampled = "1 worker" if self._times.anchor == 1 else f"{self._times.anchor} workers"
         seen = (
-            f"with {self._times.anchor} workers a batch took {measured:.3g} s and the learner "
+            f"with {sampled} a batch took {measured:.3g} s and the learner "
             f"waited {waits:.0%} of an iteration (at most {self._target_share:.0%})"
         )
         if wanted != current:
-            return f"{seen}; {wanted} are enough"
+            return f"{seen}; {wanted} {'is' if wanted == 1 else 'are'} enough"
         if waits > self._target_share and current <= self._times.anchor:
             return f"{seen}; one more would save less than {LEAST_GAIN:.0%}"
         return seen

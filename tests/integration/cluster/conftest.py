@@ -34,6 +34,17 @@ evaluation: {interval: 0, num_episodes: 1, final_num_episodes: 1}
 tracking: {checkpoint_interval: 1000, tensorboard: false}
 """
 STEP_VARIABLE = "RL_SERVICE_PROBE_STEP_S"
+# One worker samples fast enough unless the environment is slow.
+ELASTIC = """\
+env: {id: "probe:SlowEnv", max_episode_steps: 50}
+model: {name: mlp}
+algorithm: {name: ppo, train_batch_size: 256, minibatch_size: 32, num_epochs: 20}
+resources:
+  {num_env_runners: 1, max_env_runners: 3, num_envs_per_env_runner: 2, down_delay_iterations: 3}
+stop: {iterations: 100000}
+evaluation: {interval: 0}
+tracking: {checkpoint_interval: 1000, tensorboard: false}
+"""
 # CartPole that notes where it runs, with which code, and which secrets are there. It can be slow,
 # so that a long training leaves the machine to the commands under test.
 PROBE = """\
@@ -56,6 +67,14 @@ class ProbeEnv(CartPoleEnv):
     def step(self, action):
         time.sleep(float(os.environ.get("RL_SERVICE_PROBE_STEP_S", 0)))
         return super().step(action)
+
+class SlowEnv(CartPoleEnv):
+    slow = pathlib.Path(os.environ["RL_SERVICE_JOB_FOLDER"], "slow")
+
+    def step(self, action):
+        if self.slow.exists():
+            time.sleep(0.005)
+        return super().step(action)
 """
 
 
@@ -67,6 +86,7 @@ class UserCluster:
         self.project.mkdir()
         (self.project / "probe.py").write_text(PROBE)
         (self.project / "tiny.yaml").write_text(SETTINGS)
+        (self.project / "elastic.yaml").write_text(ELASTIC)
         self.processes: list[subprocess.Popen[str]] = []
 
     def environment(self, **changes: str) -> dict[str, str]:

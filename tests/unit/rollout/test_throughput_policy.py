@@ -74,7 +74,7 @@ def test_the_fewest_workers_that_the_learner_need_not_wait_for() -> None:
     training = Training(resources(), lambda n, i: 8.0 / n)
     assert training.run(12)[-1] == 7
     assert training.decisions[1].reason == (
-        "1 to 7: with 1 workers a batch took 8 s and the learner waited 78% of an iteration "
+        "1 to 7: with 1 worker a batch took 8 s and the learner waited 78% of an iteration "
         "(at most 10%); 7 are enough"
     )
 
