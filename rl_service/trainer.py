@@ -46,10 +46,11 @@ class Trainer:
         self.settings = settings
         self.algo = build_algorithm(settings)
         self.progress = Progress()
-        resources = settings.resources
-        self._scaling: Scaling | None = None
-        if self.algo.fleet is not None and resources.is_elastic:
-            self._scaling = Scaling(resources, self.algo.fleet)
+        self._scaling = self._build_scaling()
+
+    def _build_scaling(self) -> Scaling | None:
+        resources, fleet = self.settings.resources, self.algo.fleet
+        return Scaling(resources, fleet) if fleet is not None and resources.is_elastic else None
 
     def close(self) -> None:
         """Ends the rollout workers."""
@@ -178,6 +179,7 @@ class Trainer:
             CheckpointError: if the state is missing, damaged or of another kind of run.
         """
         self.algo.load_checkpoint(str(folder))
+        self._scaling = self._build_scaling()  # from the number of workers that it had
         try:
             saved = json.loads((folder / _PROGRESS_FILE).read_text(encoding="utf-8"))
             self.progress = Progress(**saved)

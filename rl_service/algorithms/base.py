@@ -229,7 +229,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         local.restore_filters(state["filters"])
         local.restore_rollout(state["local_worker"])
         if self.fleet is not None and state["fleet"] is not None:
-            self.fleet.restore(FleetState(**state["fleet"]), self.fleet.size)
+            saved = FleetState(**state["fleet"])
+            self.fleet.restore(saved, self.settings.resources.num_workers_after(saved.size))
 
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -255,9 +255,12 @@ def build_progress(out: TextIO) -> PlainProgress | RichProgress:
 
 
 def _title(settings: Settings) -> str:
-    workers = settings.resources.num_env_runners
+    resources = settings.resources
+    workers = resources.num_env_runners
     plural = "" if workers == 1 else "s"
     where = f"{workers} rollout worker{plural}" if workers else "one process"
+    if resources.is_elastic:
+        where = f"{resources.min_env_runners} to {resources.max_env_runners} rollout workers"
     names = f"{settings.model.name} with {settings.algorithm.name} on {settings.env.id}"
     return f"Training {names}, seed {settings.seed}, {where}"
 

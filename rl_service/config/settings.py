@@ -56,6 +56,16 @@ class ResourceSettings(ElasticitySettings):
         """Rollout workers that a run cannot begin without."""
         return self.min_env_runners if self.is_elastic else self.num_env_runners
 
+    def num_workers_after(self, num_workers: int) -> int:
+        """Rollout workers that a resumed run begins with.
+
+        Args:
+            num_workers: that it had.
+        """
+        if self.max_env_runners is None:
+            return self.num_env_runners
+        return min(max(num_workers, self.min_env_runners), self.max_env_runners)
+
 
 class StopSettings(Group):
     """The run ends at whichever comes first.

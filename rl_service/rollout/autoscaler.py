@@ -39,7 +39,7 @@ class Autoscaler:
 
     def __init__(self, settings: ResourceSettings, num_workers: int) -> None:
         self._settings = settings
-        self._policy = build_policy(settings, num_workers)
+        self._policy = build_policy(settings)
         most = settings.max_env_runners
         self._least, self._most = (
             (num_workers, num_workers) if most is None else (settings.min_env_runners, most)

@@ -104,30 +104,29 @@ class OwnPolicy:
         return f"{self._name} failed ({told}); it must return workers as an int, or (int, reason)"
 
 
-def build_policy(resources: ResourceSettings, num_workers: int) -> ScalingPolicy:
+def build_policy(resources: ResourceSettings) -> ScalingPolicy:
     """The policy that the settings name.
 
     Args:
         resources: checked settings.
-        num_workers: at the start.
 
     Raises:
         SettingsError: if a function of one's own cannot be imported or called.
     """
     policy, most = resources.autoscaling_policy, resources.max_env_runners
     if most is None or policy == "fixed":
-        return FixedPolicy(num_workers)
+        return FixedPolicy(resources.num_env_runners)
     if policy == "throughput":
         return ThroughputPolicy(resources.target_sampling_share, most)
     if policy == "schedule":
-        return SchedulePolicy(resources.autoscaling_schedule, num_workers)
+        return SchedulePolicy(resources.autoscaling_schedule, resources.num_env_runners)
     return OwnPolicy(policy)
 
 
 def check_policy(resources: ResourceSettings) -> list[str]:
     """The reason for which the policy cannot be used here, if there is one."""
     try:
-        build_policy(resources, resources.num_env_runners)
+        build_policy(resources)
     except SettingsError as error:
         return error.problems
     return []

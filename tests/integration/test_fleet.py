@@ -208,3 +208,25 @@ def test_an_environment_that_cannot_be_made_ends_the_run_at_once(
         match=r"worker [12] did not start: EnvError: environment .* the simulator is away",
     ):
         algorithm.train()
+
+
+def test_a_resumed_run_goes_on_with_as_many_workers_as_it_had(tmp_path: Path) -> None:
+    changes = {"max_env_runners": 3, "autoscaling_policy": "schedule", "num_env_runners": 1}
+    schedule = {"autoscaling_schedule": {128: 2}}
+    trainer = Trainer(settings_of(**changes, **schedule))
+    try:
+        row = trainer.iterate()
+        trainer.save(tmp_path)
+    finally:
+        trainer.close()
+    assert row["scaling_reason"].startswith("1 to 2: ")
+    assert trainer.pop_messages() == [f"rollout workers: {row['scaling_reason']}"]
+    resumed = Trainer(settings_of(**changes, autoscaling_schedule={10**9: 1}))
+    try:
+        resumed.restore(tmp_path)
+        assert resumed.algo.fleet is not None
+        assert resumed.algo.fleet.size == 2
+        row = resumed.iterate()
+    finally:
+        resumed.close()
+    assert row["num_env_runners_target"] == 1  # num_env_runners, before the schedule's first step
