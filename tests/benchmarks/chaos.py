@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
+
+import yaml
 
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw
@@ -15,7 +18,8 @@ from tests.benchmarks.tables import Table
 GOAL = 0.70
 CORES_OF_ONE = 6
 """What a training with three workers takes."""
-MODELS = ("mlp", "gpt2_critic")
+TRAININGS = ("quickstart", "mlp")
+"""What `make train` does, and one with iterations of a fraction of a second."""
 
 
 class Sizes(NamedTuple):
@@ -34,17 +38,17 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     sizes = QUICK if quick else Sizes()
     path = "tests.benchmarks.subjects.disturbed:DisturbedTraining"
 
-    def train(model: str, kill_every: float | None) -> list[Raw]:
-        with open_subject(path, variant=_variant(model, sizes), seed=sizes.seed) as training:
+    def train(name: str, kill_every: float | None) -> list[Raw]:
+        with open_subject(path, variant=_variant(name, sizes), seed=sizes.seed) as training:
             rows: list[Raw] = training.train(sizes.iterations, kill_every)
             return rows
 
     kills = {"in peace": None, "disturbed": sizes.iterations_between_kills}
     rows: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(2 if _num_cores() >= 2 * CORES_OF_ONE else 1) as pool:
-        for model in MODELS[:1] if quick else MODELS:
-            found = pool.map(partial(train, model), kills.values())
-            rows[model] = dict(zip(kills, found, strict=True))
+        for name in TRAININGS[1:] if quick else TRAININGS:
+            found = pool.map(partial(train, name), kills.values())
+            rows[name] = dict(zip(kills, found, strict=True))
     return {"sizes": sizes._asdict(), "cores": _num_cores(), "rows": rows}
 
 
@@ -52,20 +56,25 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _variant(model: str, sizes: Sizes) -> dict[str, Any]:
+def _variant(name: str, sizes: Sizes) -> dict[str, Any]:
+    stop, seed = {"iterations": sizes.iterations}, sizes.seed
+    if name == "quickstart":
+        return _quickstart() | {"stop": stop, "seed": seed}
     batch = sizes.train_batch_size
     return {
         "env": {"id": "LunarLander-v3"},
-        "model": {"name": model},
+        "model": {"name": name},
         "algorithm": {"train_batch_size": batch, "minibatch_size": batch // 16},
-        "resources": {
-            "num_env_runners": sizes.workers,
-            "num_envs_per_env_runner": 16,
-            "learner_threads": max(1, _num_cores() // 2 - sizes.workers - 1),
-        },
-        "stop": {"iterations": sizes.iterations},
-        "seed": sizes.seed,
+        "resources": {"num_env_runners": sizes.workers, "num_envs_per_env_runner": 16},
+        "stop": stop,
+        "seed": seed,
     }
+
+
+def _quickstart() -> dict[str, Any]:
+    path = Path(__file__).parents[2] / "tune_configs" / "quickstart.yaml"
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
 
 
 def tables(raw: Raw) -> list[Table]:
@@ -82,6 +91,7 @@ def tables(raw: Raw) -> list[Table]:
             (
                 "training",
                 "kills",
+                "an iteration, s",
                 "env steps/s",
                 "of it in peace",
                 "iterations with all workers",
@@ -90,9 +100,9 @@ def tables(raw: Raw) -> list[Table]:
                 "return, last 20 iterations",
             ),
             rows,
-            f"LunarLander-v3, PPO, {sizes['iterations']} iterations of "
-            f"{sizes['train_batch_size']:,} env steps, {sizes['workers']} workers; SIGKILL to one "
-            f"of them at random, with a probability of "
+            f"LunarLander-v3, PPO, {sizes['iterations']} iterations. quickstart: the settings of "
+            f"`make train`, a GPT-2 critic and 2 workers. mlp: {sizes['workers']} workers. SIGKILL "
+            f"to one of them at random, with a probability of "
             f"1/{sizes['iterations_between_kills']:g} after each iteration. Env steps/s over the "
             f"whole run.",
         )
@@ -108,6 +118,7 @@ def _row(model: str, name: str, rows: list[Raw], peace: float) -> tuple[str, ...
     return (
         f"{model}, {name}",
         str(sum(row["killed"] for row in rows)),
+        f"{median(row['iteration_time_s'] for row in rows):.2f}",
         f"{speed:,.0f}",
         f"{speed / peace:.2f}",
         f"{full:.0%}",
