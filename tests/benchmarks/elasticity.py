@@ -45,7 +45,7 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     found: dict[str, dict[str, Any]] = {FIXED: {}, CHANGING: {}}
     for (kind, seed), of_one in zip(places, rows, strict=True):
         found[kind][str(seed)] = of_one
-    return {"sizes": sizes._asdict(), "rows": found}
+    return {"sizes": sizes._asdict() | {"seeds": list(sizes.seeds)}, "rows": found}
 
 
 def _variant(kind: str, seed: int, sizes: Sizes) -> dict[str, Any]:
