@@ -101,7 +101,6 @@ def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluste
     cluster.kill_node("worker-1")
     status, out, err = cluster.run("jobs", "logs", "again", "--follow")
     assert status == 0, out + err
-    assert "lost its process or node; it starts again from its last checkpoint" in out
     assert f"{NUM_TRIALS} trials, {NUM_TRIALS * NUM_ITERATIONS * 64:,} env steps" in out
     rows = iterations(str(folder))
     assert len(rows) == NUM_TRIALS
