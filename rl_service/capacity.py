@@ -16,16 +16,16 @@ def cpus_now() -> float:
     return float(ray.cluster_resources().get("CPU", 0.0))
 
 
-def obtainable_cpus() -> float | None:
-    """CPUs of the cluster with all nodes that its autoscaler may bring; None if it does not tell.
+def coming_cpus() -> float | None:
+    """CPUs of the nodes that the cluster's autoscaler may still bring; None if it does not tell.
 
     A Ray that this process has started gets no more nodes. On another cluster only the autoscaler
     knows; that of `rl-service cluster autoscale` tells, others do not.
     """
     most = cluster_state.get_max_resources_from_cluster_config()  # no public call tells
     if most is not None:
-        return max(cpus_now(), float(most.get("CPU", 0.0)))
-    return None if os.environ.get("RAY_ADDRESS") else cpus_now()
+        return max(0.0, float(most.get("CPU", 0.0)) - cpus_now())
+    return None if os.environ.get("RAY_ADDRESS") else 0.0
 
 
 class Capacity:
@@ -63,5 +63,4 @@ class Capacity:
         if self._asked_at is None or now - self._asked_at > _LIFETIME_S:
             self._asked_at = now
             self._free_cpus = ray.available_resources().get("CPU", 0.0)
-            most = obtainable_cpus()
-            self._coming_cpus = None if most is None else most - cpus_now()
+            self._coming_cpus = coming_cpus()

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray._private.node import Node
 
-from rl_service.capacity import cpus_now, obtainable_cpus
+from rl_service.capacity import coming_cpus, cpus_now
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
@@ -119,10 +119,10 @@ def _end_half_started(error: Exception) -> None:
 
 def _check_cpus(resources: ResourceSettings, address: str) -> None:
     """Ray would wait for missing CPUs for ever."""
-    cpus = obtainable_cpus()
-    if cpus is None and resources.is_elastic:
+    coming = coming_cpus()
+    if coming is None and resources.is_elastic:
         return  # its autoscaler may bring nodes
-    cpus = cpus_now() if cpus is None else cpus
+    cpus = cpus_now() + (coming or 0.0)
     there = f"the cluster at RAY_ADDRESS={address} has {cpus:g}"
     problem = missing_cpus(resources, cpus, there=there, remedy="add nodes")
     if problem:

@@ -16,6 +16,7 @@ import torch
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.cluster.processes import command_line
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
 from rl_service.config.settings import (
     EnvSettings,
@@ -150,16 +151,9 @@ def worker_pids() -> list[int]:
     return [
         pid
         for pid, path in processes.items()
-        if _command(path).startswith("ray::VectorRolloutWorker")
+        if command_line(pid).startswith("ray::VectorRolloutWorker")
         and _parent(processes.get(_parent(path))) == os.getpid()
     ]
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().split(b"\0")[0].decode()
-    except OSError:  # it has ended meanwhile
-        return ""
 
 
 def _parent(process: Path | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -111,25 +112,14 @@ class BatchSampler:
 
     def _wait(self, fleet: Fleet, asked: dict[Any, Worker]) -> Iterable[tuple[Any, Worker]]:
         """Waits for all answers; whoever shows no sign of life is lost on the way."""
+        timeout_s = self._settings.resources.worker_timeout_s
         waiting = list(asked)
         while waiting:
-            _, waiting = ray.wait(
-                waiting,
-                num_returns=len(waiting),
-                timeout=self._settings.resources.worker_timeout_s,
-            )
-            for ref in [ref for ref in waiting if self._hangs(asked[ref])]:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=timeout_s)
+            for ref in [ref for ref in waiting if _idle_s(asked[ref]) > timeout_s]:
                 waiting.remove(ref)
-                timeout_s = self._settings.resources.worker_timeout_s
                 fleet.lose(asked.pop(ref).index, f"it finished no step in {timeout_s:g} s")
         return asked.items()
-
-    def _hangs(self, worker: Worker) -> bool:
-        try:
-            idle_s = ray.get(worker.actor.seconds_since_step.remote(), timeout=_ANSWER_TIMEOUT_S)
-        except RayError:  # no answer either: it died, or its process stands still
-            return True
-        return bool(idle_s > self._settings.resources.worker_timeout_s)
 
     def _take(self, fleet: Fleet, worker: Worker, ref: Any) -> Sampled | None:
         """What a worker brought home, its filters merged; None if it is lost."""
@@ -143,6 +133,15 @@ class BatchSampler:
         for name, changed in sampled.filters.items():
             self._local.filters[name].apply_changes(changed)
         return sampled
+
+
+def _idle_s(worker: Worker) -> float:
+    """Seconds since a worker's last step; no answer means that it died or stands still."""
+    try:
+        idle_s: float = ray.get(worker.actor.seconds_since_step.remote(), timeout=_ANSWER_TIMEOUT_S)
+    except RayError:
+        return math.inf
+    return idle_s
 
 
 def pack(samples: Samples) -> dict[str, Any]:

@@ -87,11 +87,6 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         _, worker_index, env_index = self._stream
         return FailedEpisode(worker_index, env_index, self._seed, len(self._actions), error)
 
-    def start_stream(self, seed: int) -> None:
-        """Numbers episodes from 0 again, under another seed than the run's."""
-        self._stream = (seed, *self._stream[1:])
-        self._episode = -1
-
     def state(self) -> dict[str, Any]:
         """Episode number, the actions since its reset, and the observation they led to."""
         return {

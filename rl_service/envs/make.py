@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import typing
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -12,6 +11,7 @@ import gymnasium as gym
 
 from custom_models.spaces import ActionSpec
 from rl_service.config.aliases import resolve_env_id
+from rl_service.config.own_modules import callables_of, import_own
 from rl_service.config.settings import EnvSettings
 from rl_service.config.text import nearest, one_line
 from rl_service.envs.quiet import log_mujoco_warnings, without_version_hints
@@ -105,13 +105,9 @@ def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:
     """
     module_name, _, attribute = env_id.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # importing a user's module may raise anything
-        raise EnvError(
-            f"environment {env_id} cannot be made: module {module_name} cannot be imported "
-            f"({one_line(error) or type(error).__name__}); install it or put its folder on "
-            f"PYTHONPATH"
-        ) from error
+        module = import_own(module_name)
+    except ValueError as error:
+        raise EnvError(f"environment {env_id} cannot be made: {error}") from error
     factory = getattr(module, attribute, None)
     if callable(factory):
         if _makes_envs(factory):
@@ -122,10 +118,9 @@ def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:
         )
     if attribute in gym.registry:
         return None
-    names = [name for name, value in vars(module).items() if callable(value)]
     raise EnvError(
         f"environment {env_id} is unknown: module {module_name} has no callable {attribute}"
-        f"{_hint(attribute, names)}"
+        f"{_hint(attribute, callables_of(module))}"
     )
 
 

@@ -113,6 +113,11 @@ class Fleet:
         messages, self._messages = self._messages, []
         return messages
 
+    def tell(self, message: str) -> None:
+        """Keeps a line for the user, and writes it to the log."""
+        logger.warning(message)
+        self._messages.append(message)
+
     def start(self, enough: int) -> None:
         """Starts the workers, once, and waits for all of them, or for enough if some find no room.
 
@@ -324,11 +329,6 @@ class Fleet:
             f"cluster, then go on with --resume"
         )
 
-    def tell(self, message: str) -> None:
-        """Keeps a line for the user, and writes it to the log."""
-        logger.warning(message)
-        self._messages.append(message)
-
 
 def reason_of(error: Exception) -> str:
     """What is behind an error of Ray, in a few words."""
@@ -336,8 +336,8 @@ def reason_of(error: Exception) -> str:
     for told, short in _DEATHS.items():
         if told in text:
             return short
-    cause = getattr(error, "cause", None) or error
     if isinstance(error, RayActorError) and error.actor_init_failed:
         last = str(error).strip().splitlines()[-1]  # of the traceback: `module.Class: text`
         return re.sub(r"^[\w.]+\.(?=\w+:)", "", last)[:_SHOWN_CHARACTERS]
+    cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {one_line(cause)}"[:_SHOWN_CHARACTERS]

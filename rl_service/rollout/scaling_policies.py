@@ -5,12 +5,12 @@ Ask `build_policy` for the one that the settings name.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from rl_service.config.own_modules import callables_of, import_own
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import nearest, one_line
 from rl_service.errors import SettingsError
@@ -141,17 +141,12 @@ def find_function(name: str) -> OwnFunction:
     what = f"resources.autoscaling_policy={name}"
     module_name, _, function_name = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # importing a user's module may raise anything
-        raise SettingsError(
-            f"{what}: module {module_name} cannot be imported "
-            f"({one_line(error) or type(error).__name__}); install it or put its folder on "
-            f"PYTHONPATH"
-        ) from error
+        module = import_own(module_name)
+    except ValueError as error:
+        raise SettingsError(f"{what}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        names = [each for each, value in vars(module).items() if callable(value)]
-        near = nearest(function_name, names)
+        near = nearest(function_name, callables_of(module))
         hint = f"did you mean {near}?" if near else "give one that takes a Load"
         raise SettingsError(f"{what}: {module_name} has no function {function_name}; {hint}")
     return function  # type: ignore[no-any-return]

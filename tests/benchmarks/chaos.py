@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tests.benchmarks.child import OpenSubject
+from tests.benchmarks.machine import num_cores
 from tests.benchmarks.record import Raw
 from tests.benchmarks.tables import Table
 
@@ -45,15 +45,11 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
 
     kills = {"in peace": None, "disturbed": sizes.iterations_between_kills}
     rows: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(2 if _num_cores() >= 2 * CORES_OF_ONE else 1) as pool:
+    with ThreadPoolExecutor(2 if num_cores() >= 2 * CORES_OF_ONE else 1) as pool:
         for name in TRAININGS[1:] if quick else TRAININGS:
             found = pool.map(partial(train, name), kills.values())
             rows[name] = dict(zip(kills, found, strict=True))
-    return {"sizes": sizes._asdict(), "cores": _num_cores(), "rows": rows}
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return {"sizes": sizes._asdict(), "cores": num_cores(), "rows": rows}
 
 
 def _variant(name: str, sizes: Sizes) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from tests.benchmarks.child import OpenSubject
+from tests.benchmarks.machine import num_cores
 from tests.benchmarks.record import Raw
 from tests.benchmarks.tables import Table
 
@@ -39,7 +39,7 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
             return rows
 
     places = [(kind, seed) for seed in sizes.seeds for kind in (FIXED, CHANGING)]
-    at_a_time = max(1, len(os.sched_getaffinity(0)) // CORES_OF_ONE)
+    at_a_time = max(1, num_cores() // CORES_OF_ONE)
     with ThreadPoolExecutor(at_a_time) as pool:
         rows = list(pool.map(train, *zip(*places, strict=True)))
     found: dict[str, dict[str, Any]] = {FIXED: {}, CHANGING: {}}

@@ -15,11 +15,16 @@ def describe() -> dict[str, Any]:
     """Processor, cores, load and versions of what decides the speed."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def sentence(machine: dict[str, Any]) -> str:

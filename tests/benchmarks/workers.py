@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 from tests.benchmarks.child import OpenSubject
+from tests.benchmarks.machine import num_cores
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import interleaved
 from tests.benchmarks.tables import Table
@@ -39,7 +39,7 @@ def sizes_of_machine() -> Sizes:
     """As many workers as leave half of the cores to the learner and the system, at least two."""
     import torch  # only where something is measured: the tables need none
 
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     learners = [Learner("CPU, 1 thread", {"learner_threads": 1})]
     if cores >= 8:
         learners.append(Learner(f"CPU, {cores // 4} threads", {"learner_threads": cores // 4}))
@@ -56,7 +56,7 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     """By model and learner, for every number of workers: rates and times of every repeat."""
     sizes = QUICK if quick else sizes_of_machine()
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "steps_per_worker": sizes.steps_per_worker,
         "training": {model: _measure(open_subject, model, sizes) for model in NUM_EPOCHS},
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median, stdev
 from typing import Any, NamedTuple
 
 from tests.benchmarks.child import OpenSubject
+from tests.benchmarks.machine import num_cores
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import interleaved
 from tests.benchmarks.simulation.pipeline import Line, Times
@@ -58,7 +58,7 @@ QUICK = Sizes(
 
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     """Every repeat of the parts and of the trainings."""
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     counts = tuple(n for n in WORKER_COUNTS if n <= max(4, cores // 2))
     sizes = QUICK if quick else Sizes(counts)
     batches = {

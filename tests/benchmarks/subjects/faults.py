@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from ray.cluster_utils import Cluster
 
 from rl_service.config.settings import Settings
 from rl_service.ray_session import ray_session
+from rl_service.runs.progress_file import ProgressFile
 from rl_service.trainer import Trainer
 from tests import faulty_envs
 from tests.small_runs import worker_pids
@@ -110,18 +110,19 @@ class Faults:
         home.mkdir()
         (home / "run.yaml").write_text(yaml.safe_dump(self._settings().model_dump(mode="json")))
         first = _start_command(home, "--config", "run.yaml")
-        [run] = _wait(lambda: list(home.glob("runs/*/*/progress.jsonl")))
-        _wait(lambda: len(_rows(run)) > IN_PEACE)
+        [path] = _wait(lambda: list(home.glob("runs/*/*/progress.jsonl")))
+        progress = ProgressFile(path)
+        _wait(lambda: len(progress.read()) > IN_PEACE)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-        before = _rows(run)
+        before = progress.read()
         started = time.monotonic()
-        second = _start_command(home, "--resume", str(run.parent))
-        _wait(lambda: _rows(run) and _rows(run)[-1]["training_iteration"] > len(before))
+        second = _start_command(home, "--resume", str(path.parent))
+        _wait(lambda: progress.read()[-1]["training_iteration"] > len(before))
         took = time.monotonic() - started
         second.send_signal(signal.SIGTERM)
         second.wait()
-        return _outcome(before, _rows(run)[len(before) - 1 :], took)
+        return _outcome(before, progress.read()[len(before) - 1 :], took)
 
 
 def _kill_all_workers() -> None:
@@ -137,11 +138,6 @@ def _start_command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _wait(condition: Callable[[], Any]) -> Any:

@@ -62,9 +62,12 @@ class RLService(_Process):
         return host, int(port)
 
     def kill_a_replica(self) -> None:
-        from tests.integration.serving.conftest import command, descendants
+        from rl_service.cluster.processes import command_line
+        from tests.integration.serving.conftest import descendants
 
-        pids = [pid for pid in descendants(self._process.pid) if "ServeReplica" in command(pid)]
+        pids = [
+            pid for pid in descendants(self._process.pid) if "ServeReplica" in command_line(pid)
+        ]
         os.kill(pids[0], signal.SIGKILL)
 
 

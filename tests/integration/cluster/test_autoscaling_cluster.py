@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rl_service.cluster.processes import marked_processes
+from rl_service.runs.progress_file import ProgressFile
 from tests.integration.cluster.conftest import UserCluster, wait_for
 
 DRAINED_IDLE = 4
@@ -145,8 +146,7 @@ def test_a_training_takes_nodes_when_it_needs_them_and_gives_them_back(
 
 def rows_of(progress: Path) -> list[Any]:
     """Whole rows, of which there is at least one."""
-    lines = progress.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-    return [json.loads(line) for line in lines] or [{"num_env_runners": 0}]
+    return ProgressFile(progress).read() or [{"num_env_runners": 0}]
 
 
 def test_a_cluster_whose_head_was_killed_leaves_nothing_behind(

@@ -96,11 +96,13 @@ def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluste
     resume = ("submit", "tune", "--resume", f"runs/{folder.name}", "--name", "again")
     assert cluster.run(*resume, **SLOW)[0] == 0
     wait_for(
-        lambda: sum(newest_iterations(folder).values()) >= sum(states.values()) + 2, "it goes on"
+        lambda: all(newest_iterations(folder)[trial] > done for trial, done in states.items()),
+        "trials on both nodes that go on",
     )
     cluster.kill_node("worker-1")
     status, out, err = cluster.run("jobs", "logs", "again", "--follow")
     assert status == 0, out + err
+    assert "lost its process or node; it starts again from its last checkpoint" in out
     assert f"{NUM_TRIALS} trials, {NUM_TRIALS * NUM_ITERATIONS * 64:,} env steps" in out
     rows = iterations(str(folder))
     assert len(rows) == NUM_TRIALS

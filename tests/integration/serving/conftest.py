@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rl_service.cluster.processes import command_line
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import PolicyClient
 from tests.conftest import WriteTestBundle, write_untrained_bundle
@@ -38,7 +39,7 @@ class Running(NamedTuple):
         return PolicyClient(self.url, token, patience_s=patience_s)
 
     def replica_pids(self) -> list[int]:
-        return [pid for pid in descendants(self.process.pid) if "ServeReplica" in command(pid)]
+        return [pid for pid in descendants(self.process.pid) if "ServeReplica" in command_line(pid)]
 
 
 class Start:
@@ -119,10 +120,3 @@ def descendants(pid: int) -> list[int]:
         below = {child for child, parent in parents.items() if parent in below}
         found += sorted(below)
     return found
-
-
-def command(pid: int) -> str:
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")[0].decode()
-    except OSError:
-        return ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rl_service.cluster.processes import command_line
 from rl_service.config import load_settings
 from rl_service.errors import CheckpointError, TuningError
 from rl_service.policies import load_bundle
@@ -21,7 +22,7 @@ from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView
-from tests.integration.serving.conftest import command, descendants
+from tests.integration.serving.conftest import descendants
 from tests.tuning import Watcher, iterations, run_plan, small_plan
 from tests.unit.tracking.test_wandb import curve, records
 
@@ -269,7 +270,7 @@ def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tmp_path: Path) 
             if self.killed is None and trials[0].env_steps == 2 * 64:
                 self.killed = trials[0].trial_id
                 for pid in descendants(os.getpid()):
-                    if command(pid).startswith("ray::TuningTrial"):
+                    if command_line(pid).startswith("ray::TuningTrial"):
                         os.kill(pid, signal.SIGKILL)
 
     plan = small_plan(tmp_path, num_samples=1, settings={"stop": {"iterations": 5}}, max_failures=1)
