@@ -96,7 +96,9 @@ def test_an_experiment_survives_its_client_a_stop_and_a_node(cluster: UserCluste
     resume = ("submit", "tune", "--resume", f"runs/{folder.name}", "--name", "again")
     assert cluster.run(*resume, **SLOW)[0] == 0
     wait_for(
-        lambda: all(newest_iterations(folder).get(trial, 0) > done for trial, done in states.items()),
+        lambda: all(
+            newest_iterations(folder).get(trial, 0) > done for trial, done in states.items()
+        ),
         "trials on both nodes that go on",
     )
     cluster.kill_node("worker-1")
