@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray._private.state import state as cluster_state
+
+OWN_RAY = "RL_SERVICE_OWN_RAY"
+"""Variable of the processes of a Ray that a command of ours has started for itself."""
 
 _LIFETIME_S = 5.0  # of an answer: asking takes some milliseconds
 
@@ -19,48 +24,57 @@ def cpus_now() -> float:
 def coming_cpus() -> float | None:
     """CPUs of the nodes that the cluster's autoscaler may still bring; None if it does not tell.
 
-    A Ray that this process has started gets no more nodes. On another cluster only the autoscaler
-    knows; that of `rl-service cluster autoscale` tells, others do not.
+    A Ray of one's own gets no more nodes. On another cluster only the autoscaler knows; that of
+    `rl-service cluster autoscale` tells, others do not.
     """
     most = cluster_state.get_max_resources_from_cluster_config()  # no public call tells
     if most is not None:
         return max(0.0, float(most.get("CPU", 0.0)) - cpus_now())
-    return None if os.environ.get("RAY_ADDRESS") else 0.0
+    return None if _is_foreign() else 0.0
+
+
+def _is_foreign() -> bool:
+    """Whether others have started this Ray. What it starts itself has its node's variables."""
+    is_driver = ray.get_runtime_context().get_actor_id() is None
+    return bool(os.environ.get("RAY_ADDRESS")) if is_driver else OWN_RAY not in os.environ
 
 
 class Capacity:
-    """What is free for a training's workers; the answer is a few seconds old at most.
+    """Room for a training's workers; the answer is a few seconds old at most.
 
     Args:
         cpus_per_worker: logical CPUs of each.
+        count_placed: workers that have their CPUs.
     """
 
-    def __init__(self, cpus_per_worker: float) -> None:
+    def __init__(self, cpus_per_worker: float, count_placed: Callable[[], int]) -> None:
         self._cpus_per_worker = cpus_per_worker
-        self._free_cpus = 0.0
-        self._coming_cpus: float | None = None
-        self._asked_at: float | None = None
+        self._count_placed = count_placed
+        self._answers: list[int | None] = []
+        self._asked_at = 0.0
 
-    def placeable(self, num_ready: int, num_starting: int) -> int | None:
+    def placeable(self) -> int | None:
         """Workers that can be had, those that are there included; None if nobody knows a bound.
 
-        Args:
-            num_ready: workers that have their CPUs.
-            num_starting: workers that have theirs or wait for some.
+        The larger of the last two answers: what a dead worker leaves is free a moment later.
         """
         if self._cpus_per_worker == 0.0:
             return None
-        self._ask()
-        if self._coming_cpus is None:
-            return None
-        free = int(self._free_cpus / self._cpus_per_worker)
-        # Whoever waits for a node is the demand for it already.
-        coming = max(0, int(self._coming_cpus / self._cpus_per_worker) - num_starting)
-        return num_ready + num_starting + free + coming
-
-    def _ask(self) -> None:
         now = time.monotonic()
-        if self._asked_at is None or now - self._asked_at > _LIFETIME_S:
+        if not self._answers or now - self._asked_at > _LIFETIME_S:
             self._asked_at = now
-            self._free_cpus = ray.available_resources().get("CPU", 0.0)
-            self._coming_cpus = coming_cpus()
+            self._answers = [*self._answers[-1:], self._ask()]
+        known = [answer for answer in self._answers if answer is not None]
+        return max(known) if len(known) == len(self._answers) else None
+
+    def _ask(self) -> int | None:
+        coming = coming_cpus()
+        if coming is None:
+            return None
+        # A worker needs a node that has all its CPUs.
+        free = [node.get("CPU", 0.0) for node in available_resources_per_node().values()]
+        # Asked after what is free: whoever gets its place meanwhile counts twice, not never.
+        return self._count_placed() + sum(self._workers_on(cpus) for cpus in [*free, coming])
+
+    def _workers_on(self, cpus: float) -> int:
+        return int(cpus / self._cpus_per_worker + 1e-6)  # 0.3 / 0.1 is less than 3

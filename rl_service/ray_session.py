@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray._private.node import Node
 
-from rl_service.capacity import coming_cpus, cpus_now
+from rl_service.capacity import OWN_RAY, coming_cpus, cpus_now
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
@@ -90,6 +90,7 @@ def start_ray(**arguments: Any) -> None:
     Raises:
         ResourceError: if it does not start.
     """
+    os.environ[OWN_RAY] = "1"
     try:
         try:
             ray.init(address="local", **arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,23 @@ class Progress:
 
 
 class Trainer:
-    """An algorithm and how far it has come; needs a connected Ray."""
+    """An algorithm and how far it has come; needs a connected Ray.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: checked settings.
+        on_message: gets a line when something happens to workers or environments that the user
+            should know; also from the thread that samples.
+
+    """
+
+    def __init__(
+        self, settings: Settings, on_message: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.settings = settings
         self.algo = build_algorithm(settings)
+        self._on_message = on_message
+        if self.algo.fleet is not None:
+            self.algo.fleet.on_message = on_message
         self.progress = Progress()
         self._scaling = self._build_scaling()
 
@@ -104,20 +117,18 @@ class Trainer:
             "num_failed_episodes": self.algo.num_failed_episodes,
             **self._worker_metrics(),
         }
+        self._tell_failures()
         if self._scaling is not None:
             row |= self._scaling.rescale(row, self.algo.num_sampling_workers)
         return row
 
-    def pop_messages(self) -> list[str]:
-        """What the user should know of workers and environments, since the last call."""
-        messages = [] if self.algo.fleet is None else self.algo.fleet.pop_messages()
+    def _tell_failures(self) -> None:
         failures = self.algo.pop_failures()
         if failures:
-            messages.append(
+            self._on_message(
                 f"{len(failures)} episode(s) failed in the environment and were dropped; "
                 f"the last: {failures[-1]}"
             )
-        return messages
 
     def _worker_metrics(self) -> dict[str, float]:
         fleet = self.algo.fleet

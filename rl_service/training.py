@@ -47,7 +47,7 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
         run = run.with_settings(settings)
         checkpoint = run.checkpoints.latest()
         with ray_session(settings.resources):
-            trainer = Trainer(settings)
+            trainer = Trainer(settings, observer.on_message)
             try:
                 training = _Training(trainer, observer, run)
                 if checkpoint is not None:
@@ -127,9 +127,6 @@ class _Training:
             if self.saved_at != self.trainer.iteration:
                 self._checkpoint()
             raise
-        finally:
-            for message in self.trainer.pop_messages():
-                self.observer.on_message(message)
 
     def _evaluate_if_due(self) -> dict[str, float]:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""

@@ -25,6 +25,11 @@ STEADY = Load(
 """Two workers, and a learner that waits for three of five seconds."""
 
 
+def six(load: Load) -> int:
+    """A policy that always wants six workers."""
+    return 6
+
+
 @dataclass
 class Training:
     """Workers sample the next batch, with whoever is alive, while the critic is fitted."""

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError, UnserializableException
 from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 
 from rl_service.config.settings import Settings
 from rl_service.envs.failures import FailedEpisode
 from rl_service.errors import TrainingFailedError
-from rl_service.rollout.fleet import Fleet, Worker, reason_of
+from rl_service.rollout.actors import reason_of
+from rl_service.rollout.fleet import Fleet, Worker
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import Broadcast, Sampled, VectorRolloutWorker
 
 _ANSWER_TIMEOUT_S = 10.0
-"""For a worker to say that it is alive."""
+"""For workers to say that they are alive."""
+_LEAST_WAIT_S = 1.0
+"""Between two times of asking them."""
 
 
 class Samples(NamedTuple):
@@ -51,6 +54,8 @@ class BatchSampler:
         self._local = local
         self._fleet = fleet
         self._settings = settings
+        self._has_raised = False
+        """Whether a worker has raised while this batch was sampled."""
 
     def sample(self, weights_version: int) -> Samples:
         """Rows of fragments that hold the steps of one update, whoever sampled them.
@@ -62,7 +67,9 @@ class BatchSampler:
             weights_version: updates that the learner's actor has behind it.
 
         Raises:
-            TrainingFailedError: if an environment fails or no worker is left.
+            TrainingFailedError: if too many episodes fail in their environment, or a second worker
+                raises.
+            WorkersLostError: if for too long no worker brings anything home.
         """
         resources = self._settings.resources
         num_steps = self._settings.env_steps_per_update // resources.num_envs_per_env_runner
@@ -90,12 +97,21 @@ class BatchSampler:
         # Once in the object store for all workers.
         broadcast = ray.put(Broadcast(weights, self._local.get_filters(), version))
         parts: list[Sampled] = []
+        self._has_raised = False
+        barren_since: float | None = None
         while num_vector_steps > 0:
             fleet.poll()
             fleet.wait_until_ready()
-            for part in self._sample_round(fleet, num_vector_steps, broadcast):
+            brought = self._sample_round(fleet, num_vector_steps, broadcast)
+            for part in brought:
                 num_vector_steps -= int(part.batch[LOSS_MASK].sum()) // num_envs
-                parts.append(part)
+            parts += brought
+            if brought:
+                barren_since = None
+            elif barren_since is None:
+                barren_since = time.monotonic()
+            elif time.monotonic() - barren_since > fleet.lost_timeout_s:
+                raise fleet.all_lost()
         return parts
 
     def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Sampled]:
@@ -113,10 +129,16 @@ class BatchSampler:
     def _wait(self, fleet: Fleet, asked: dict[Any, Worker]) -> Iterable[tuple[Any, Worker]]:
         """Waits for all answers; whoever shows no sign of life is lost on the way."""
         timeout_s = self._settings.resources.worker_timeout_s
+        alive_at = dict.fromkeys(asked, time.monotonic())
         waiting = list(asked)
         while waiting:
-            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=timeout_s)
-            for ref in [ref for ref in waiting if _idle_s(asked[ref]) > timeout_s]:
+            due_s = min(alive_at[ref] for ref in waiting) + timeout_s - time.monotonic()
+            _, waiting = ray.wait(
+                waiting, num_returns=len(waiting), timeout=max(due_s, _LEAST_WAIT_S)
+            )
+            alive_at |= _signs_of_life({ref: asked[ref] for ref in waiting})
+            now = time.monotonic()
+            for ref in [ref for ref in waiting if now - alive_at[ref] > timeout_s]:
                 waiting.remove(ref)
                 fleet.lose(asked.pop(ref).index, f"it finished no step in {timeout_s:g} s")
         return asked.items()
@@ -125,23 +147,47 @@ class BatchSampler:
         """What a worker brought home, its filters merged; None if it is lost."""
         try:
             sampled: Sampled = ray.get(ref)
-        except ray.exceptions.RayTaskError as error:
-            raise _failure(worker, error) from error
+        except (RayTaskError, UnserializableException) as error:
+            self._raise_if_it_recurs(worker, error)
+            fleet.lose(worker.index, reason_of(error))
+            return None
         except RayError as error:
             fleet.lose(worker.index, reason_of(error))
             return None
+        fleet.has_sampled(worker.index)
         for name, changed in sampled.filters.items():
             self._local.filters[name].apply_changes(changed)
         return sampled
 
+    def _raise_if_it_recurs(self, worker: Worker, error: RayError) -> None:
+        """One process may be short of memory or disk; what a second one raises is the code's."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, TrainingFailedError):
+            raise TrainingFailedError(str(cause)) from error
+        if self._has_raised:
+            raise TrainingFailedError(
+                f"rollout worker {worker.index} failed: {reason_of(error)}; look for its "
+                f"traceback in the log, then go on from the last checkpoint with --resume"
+            ) from error
+        self._has_raised = True
 
-def _idle_s(worker: Worker) -> float:
-    """Seconds since a worker's last step; no answer means that it died or stands still."""
-    try:
-        idle_s: float = ray.get(worker.actor.seconds_since_step.remote(), timeout=_ANSWER_TIMEOUT_S)
-    except RayError:
-        return math.inf
-    return idle_s
+
+def _signs_of_life(asked: Mapping[Any, Worker]) -> dict[Any, float]:
+    """When workers took their last steps, in this process's monotonic seconds.
+
+    Args:
+        asked: workers by whatever the answer is to be found by. Those that do not answer are left
+            out: a process may be busy with one long step, or be gone.
+    """
+    answers = {worker.actor.seconds_since_step.remote(): key for key, worker in asked.items()}
+    if not answers:
+        return {}
+    done, _ = ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER_TIMEOUT_S)
+    found = {}
+    for answer in done:
+        with suppress(RayError):
+            found[answers[answer]] = time.monotonic() - ray.get(answer)
+    return found
 
 
 def pack(samples: Samples) -> dict[str, Any]:
@@ -158,13 +204,3 @@ def unpack(packed: dict[str, Any]) -> Samples:
     failures = [FailedEpisode(**failure) for failure in packed["failures"]]
     batch = SampleBatch(packed["batch"])
     return Samples(**packed | {"batch": batch, "episodes": episodes, "failures": failures})
-
-
-def _failure(worker: Worker, error: ray.exceptions.RayTaskError) -> TrainingFailedError:
-    """A worker that raises would raise again in another process."""
-    if isinstance(error.cause, TrainingFailedError):
-        return TrainingFailedError(str(error.cause))
-    return TrainingFailedError(
-        f"rollout worker {worker.index} failed: {reason_of(error)}; look for its traceback in the "
-        f"log, then go on from the last checkpoint with --resume"
-    )

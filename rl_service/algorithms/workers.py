@@ -15,23 +15,24 @@ from rl_service.rollout.worker import HEALTH, VectorRolloutWorker
 def build_fleet(algorithm: Algorithm, resources: ResourceSettings) -> Fleet | None:
     """The rollout workers of an algorithm, not started yet; None if it samples by itself.
 
-    A fixed number of them lives in the placement group of a Tune trial. A number that grows does
-    not fit into any: those are placed outside, wherever the cluster has room.
+    In a Tune trial, those that a run cannot begin without live in the trial's placement group.
+    Those beyond are placed outside of it, wherever the cluster has room.
     """
     if resources.num_env_runners == 0:
         return None
-    outside = PlacementGroupSchedulingStrategy(placement_group=None)
     actor_class = ray.remote(
         num_cpus=resources.num_cpus_per_env_runner,
         max_restarts=0,  # a restarted actor would play the same episodes again
         concurrency_groups={HEALTH: 1},
-        scheduling_strategy=outside if resources.is_elastic else None,
     )(VectorRolloutWorker)
+    beyond = actor_class.options(
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=None)
+    )
     config, env_creator = ray.put(algorithm.config), ray.put(algorithm.env_creator)
     policy_class = algorithm.get_default_policy_class(algorithm.config)
 
-    def spawn(index: int) -> ActorHandle:
-        return actor_class.remote(
+    def spawn(index: int, *, is_reserved: bool) -> ActorHandle:
+        return (actor_class if is_reserved else beyond).remote(
             env_creator=env_creator,
             validate_env=None,
             default_policy_class=policy_class,
@@ -42,4 +43,9 @@ def build_fleet(algorithm: Algorithm, resources: ResourceSettings) -> Fleet | No
             spaces=algorithm.spaces,
         )
 
-    return Fleet(spawn, resources.num_env_runners, resources.lost_timeout_s)
+    return Fleet(
+        spawn,
+        size=resources.num_env_runners,
+        num_reserved=resources.num_workers_to_begin_with,
+        lost_timeout_s=resources.lost_timeout_s,
+    )

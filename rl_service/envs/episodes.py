@@ -95,6 +95,10 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             "obs": np.asarray(self._obs),
         }
 
+    def skip_episodes(self, last: int) -> None:
+        """Goes on with the episode after a number that was played before."""
+        self._episode = last
+
     def replay(self, state: dict[str, Any]) -> bool:
         """Plays the recorded episode again up to the recorded step.
 

@@ -53,19 +53,15 @@ class Autoscaler:
         """Iterations that are left in which no more than `_held` workers are no reason to grow."""
         self._held = 0
 
-    @property
-    def num_workers(self) -> int:
-        """The target as it stands."""
-        return self._target
-
     def decide(self, load: Load) -> Decision:
         """Decides once after each iteration."""
         before = self._target
         self._held_iterations -= 1
         proposal = self._policy.propose(load, before)  # also once the cap is spent: it measures
-        count, reason = self._within_room(load, self._granted(load, proposal))
+        granted = self._granted(load, proposal)
+        count, reason = self._within_room(load, granted)
         self._last_proposal, self._target = proposal.num_workers, count
-        if count < before:
+        if granted.num_workers < before:
             self._held, self._held_iterations = before, self._settings.down_delay_iterations
         if count == before:
             return Decision(count, f"stays at {count}: {reason}")

@@ -13,37 +13,27 @@ All methods are to be called by one thread at a time.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
-from rl_service.config.text import one_line
 from rl_service.errors import TrainingFailedError, WorkersLostError
+from rl_service.rollout.actors import reason_of
+from rl_service.rollout.starting import BackOff, Spawn, Starts
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _POLL_S = 0.2
 _LEAVING_S = 10.0  # to close its environments
 _CALL_TIMEOUT_S = 60.0
-_ALL_THERE_TIMEOUT_S = 180.0  # on a busy cluster some may never find room
-
-_SHOWN_CHARACTERS = 300  # of what Ray says, which may be pages
-_DEATHS = {
-    "node has died": "its node died",
-    "worker process has died": "its process died",
-    "OutOfMemory": "it was killed for memory",
-}
-
-Spawn = Callable[[int], ActorHandle]
-"""Starts the worker of an index."""
+_START_TIMEOUT_S = 180.0  # on a busy machine; on a busy cluster some may never find room
+_LONG_START_S = 30.0  # most of them take less, even on few cores
 
 
 @dataclass(frozen=True)
@@ -53,14 +43,7 @@ class Worker:
     index: int
     actor: ActorHandle
     node_id: str
-
-
-@dataclass(frozen=True)
-class _Starting:
-    index: int
-    actor: ActorHandle
-    node_id: ray.ObjectRef
-    """Resolves when the worker is ready."""
+    is_reserved: bool
 
 
 @dataclass
@@ -81,42 +64,44 @@ class Fleet:
     Args:
         spawn: starts a worker.
         size: workers wanted at first.
-        lost_timeout_s: how long a training without any worker waits for one.
+        num_reserved: workers that there is room for in any case.
+        lost_timeout_s: how long a training without any worker waits for one; so long, and 180 s at
+            least, may a worker that has its CPUs take to start.
     """
 
-    def __init__(self, spawn: Spawn, size: int, lost_timeout_s: float) -> None:
+    def __init__(self, spawn: Spawn, size: int, num_reserved: int, lost_timeout_s: float) -> None:
         self.size = size
+        self.lost_timeout_s = lost_timeout_s
+        self.on_message: Callable[[str], None] = lambda _: None
+        """Gets one line for the user; also while samples are taken, in the thread that does it."""
         self.num_restarts = 0
         """Workers that took the place of a lost one."""
         self.worker_hours = 0.0
         """Time that workers have been ready, summed over them."""
         self.ready: dict[int, Worker] = {}
-        self._spawn = spawn
-        self._lost_timeout_s = lost_timeout_s
-        self._starting: dict[int, _Starting] = {}
+        self._start_timeout_s = max(lost_timeout_s, _START_TIMEOUT_S)
+        self._starts = Starts(spawn, num_reserved, self._start_timeout_s)
         self._leaving: list[tuple[ActorHandle, ray.ObjectRef, float]] = []
-        self._restored: dict[int, Any] = {}
-        self._next_index = 1
-        self._num_lost = 0
-        self._failed_starts = 0
-        self._retry_at = 0.0
-        self._polled_at: float | None = None
-        self._messages: list[str] = []
+        self._proven: set[int] = set()
+        """Workers that have brought samples home."""
+        self._num_unreplaced = 0
+        self._back_off = BackOff()
+        self._counted_at: float | None = None
+        """Until when `worker_hours` are counted; None: the fleet is not running."""
 
     @property
     def num_starting(self) -> int:
         """Workers that were asked for and are not ready: they start, or wait for room."""
-        return len(self._starting)
+        return len(self._starts)
 
-    def pop_messages(self) -> list[str]:
-        """What happened since the last call, one line each."""
-        messages, self._messages = self._messages, []
-        return messages
+    def count_placed(self) -> int:
+        """Workers that have their CPUs, whether they are ready or still start."""
+        return len(self.ready) + self._starts.count_placed()
 
     def tell(self, message: str) -> None:
-        """Keeps a line for the user, and writes it to the log."""
+        """Gives the user a line, and writes it to the log."""
         logger.warning(message)
-        self._messages.append(message)
+        self.on_message(message)
 
     def start(self, enough: int) -> None:
         """Starts the workers, once, and waits for all of them, or for enough if some find no room.
@@ -127,31 +112,35 @@ class Fleet:
         Raises:
             TrainingFailedError: if one of them fails while it starts.
         """
-        if self._polled_at is not None:
+        if self._counted_at is not None:
             return
-        started = self._polled_at = time.monotonic()
+        started = self._counted_at = time.monotonic()
+        reminded = False
         while len(self.ready) < min(enough, self.size):
             self._fill()
-            self._wait_for_start(_POLL_S)
+            self._starts.wait(_POLL_S)
             self._admit(must_start=True)
             waited_s = time.monotonic() - started
-            if not self.ready and waited_s > max(self._lost_timeout_s, _ALL_THERE_TIMEOUT_S):
-                raise self._all_lost()
-            if self.ready and waited_s > _ALL_THERE_TIMEOUT_S:
-                self.tell(
-                    f"{len(self.ready)} of {self.size} rollout workers are ready after "
-                    f"{waited_s:.0f} s; the others join when there is room for them"
-                )
+            if not self.ready and waited_s > self._start_timeout_s:
+                raise self.all_lost()
+            if self.ready and waited_s > _START_TIMEOUT_S:
+                self.tell(f"{self._how_many_are_ready(waited_s)}; the others join when they can")
                 return
+            if waited_s > _LONG_START_S and not reminded:
+                reminded = True
+                self.tell(f"{self._how_many_are_ready(waited_s)}; waiting for the others")
+
+    def _how_many_are_ready(self, waited_s: float) -> str:
+        return f"{len(self.ready)} of {self.size} rollout workers are ready after {waited_s:.0f} s"
 
     def stop(self) -> None:
         """Ends all workers at once; a fleet can be started anew afterwards."""
-        actors = [each.actor for each in self.ready.values()]
-        actors += [each.actor for each in self._starting.values()]
-        for actor in [*actors, *(actor for actor, _, _ in self._leaving)]:
+        self._counted_at = None
+        self._starts.call_off(len(self._starts))
+        leaving = [actor for actor, _, _ in self._leaving]
+        for actor in [*(each.actor for each in self.ready.values()), *leaving]:
             ray.kill(actor)
-        self.ready, self._starting, self._leaving = {}, {}, []
-        self._polled_at = None
+        self.ready, self._leaving = {}, []
 
     def resize(self, size: int) -> None:
         """Wants another number of workers from here on; to be called between two batches.
@@ -160,22 +149,24 @@ class Fleet:
         their node with the fewest, so that whole nodes become free; this process's node comes
         last. They have nothing in hand, since their last batch is in.
         """
+        self._count_hours()
         self.size = size
-        for index in sorted(self._starting, reverse=True)[: max(0, self._surplus)]:
-            ray.kill(self._starting.pop(index).actor)
+        self._starts.call_off(max(0, self._surplus))
         while self._surplus > 0:
             self._let_go(self._next_to_leave())
         self._fill()
 
     def poll(self) -> None:
-        """Lets in who has become ready, replaces who is lost, sees off who leaves."""
-        now = time.monotonic()
-        if self._polled_at is not None:
-            self.worker_hours += len(self.ready) * (now - self._polled_at) / 3600.0
-        self._polled_at = now
+        """Lets in who has become ready, replaces who is lost, sees off who leaves.
+
+        Raises:
+            TrainingFailedError: if the fleet was stopped meanwhile.
+        """
+        if self._counted_at is None:
+            raise TrainingFailedError("the rollout workers were stopped")
         self._admit(must_start=False)
         self._fill()
-        self._see_off(now)
+        self._see_off(time.monotonic())
 
     def wait_until_ready(self) -> None:
         """Waits, if no worker is ready, until one is.
@@ -183,23 +174,34 @@ class Fleet:
         Raises:
             WorkersLostError: if none comes in time.
         """
-        deadline = time.monotonic() + self._lost_timeout_s
+        deadline = time.monotonic() + self.lost_timeout_s
         if not self.ready:
             self.tell("no rollout worker is left; waiting for one")
         while not self.ready:
             if time.monotonic() > deadline:
-                raise self._all_lost()
-            self._wait_for_start(_POLL_S)
+                raise self.all_lost()
+            self._starts.wait(_POLL_S)
             self.poll()
 
+    def has_sampled(self, index: int) -> None:
+        """Notes that a worker brought samples home: it is one that works."""
+        if index not in self._proven:
+            self._proven.add(index)
+            self._back_off.forget()
+
     def lose(self, index: int, reason: str) -> None:
-        """Gives up a worker that died or hangs; `poll` replaces it."""
+        """Gives up a worker that died or hangs; `poll` replaces it.
+
+        After one that had brought nothing home its replacement waits, as after a failed start.
+        """
+        self._count_hours()
         worker = self.ready.pop(index, None)
         if worker is None:
             return
         ray.kill(worker.actor)
-        self._num_lost += 1
-        self.tell(f"rollout worker {index} is lost ({reason}); {len(self.ready)} left")
+        self._num_unreplaced += 1
+        later = "" if index in self._proven else f"; {self._back_off.put_off()}"
+        self.tell(f"rollout worker {index} is lost ({reason}); {len(self.ready)} left{later}")
 
     def call(self, method: str, *arguments: Any) -> dict[int, Any]:
         """What a method of each ready worker returns, by index; those that do not answer are lost.
@@ -222,9 +224,10 @@ class Fleet:
 
     def state(self) -> FleetState:
         """For a checkpoint."""
-        workers = self.call("get_rollout_state") if self.ready else dict(self._restored)
+        self._count_hours()
+        workers = self._starts.restored | self.call("get_rollout_state")
         return FleetState(
-            self.size, self._next_index, self.num_restarts, self.worker_hours, workers
+            self.size, self._starts.next_index, self.num_restarts, self.worker_hours, workers
         )
 
     def restore(self, state: FleetState, size: int) -> None:
@@ -236,74 +239,59 @@ class Fleet:
         """
         self.stop()
         self.size = size
-        self._next_index, self._restored = state.next_index, dict(state.workers)
+        self._starts.next_index, self._starts.restored = state.next_index, dict(state.workers)
         self.num_restarts, self.worker_hours = state.num_restarts, state.worker_hours
 
     @property
     def _surplus(self) -> int:
-        return len(self.ready) + len(self._starting) - self.size
+        return len(self.ready) + len(self._starts) - self.size
 
     def _fill(self) -> None:
-        """Starts those that are missing; after failed starts only now and then."""
-        if self._surplus >= 0 or time.monotonic() < self._retry_at:
+        """Starts those that are missing; after failures only now and then."""
+        missing = -self._surplus
+        if missing <= 0:
+            self._num_unreplaced = 0  # fewer are wanted than were lost
+        if missing <= 0 or not self._back_off.is_due:
             return
-        self.num_restarts += min(self._num_lost, -self._surplus)
-        self._num_lost = 0
-        for index in self._new_indices(-self._surplus):
-            actor = self._spawn(index)
-            node_id = actor.join.remote(self._restored.pop(index, None))
-            self._starting[index] = _Starting(index, actor, node_id)
-
-    def _new_indices(self, count: int) -> Iterator[int]:
-        """Those of a checkpoint's workers first."""
-        for _ in range(count):
-            if self._restored:
-                yield min(self._restored)
-            else:
-                yield self._next_index
-                self._next_index += 1
-
-    def _wait_for_start(self, timeout_s: float) -> None:
-        refs = [each.node_id for each in self._starting.values()]
-        if refs:
-            ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
-        else:  # the next try is not due yet
-            time.sleep(timeout_s)
+        reserved = sum(each.is_reserved for each in self.ready.values())
+        self._starts.ask_for(missing, self._num_unreplaced, reserved)
+        self._num_unreplaced = max(0, self._num_unreplaced - missing)
 
     def _admit(self, must_start: bool) -> None:
-        by_ref = {each.node_id: each for each in self._starting.values()}
-        if not by_ref:
-            return
-        done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=False)
-        for ref in done:
-            worker = by_ref[ref]
-            del self._starting[worker.index]
-            try:
-                node_id = ray.get(ref)
-            except RayError as error:
-                self._start_failed(worker.index, error, must_start)
-                continue
-            self.ready[worker.index] = Worker(worker.index, worker.actor, node_id)
-            self._failed_starts = 0
+        self._count_hours()
+        ready, failed = self._starts.collect()
+        for start, node_id in ready:
+            self.num_restarts += start.replaces
+            self.ready[start.index] = Worker(start.index, start.actor, node_id, start.is_reserved)
         self.ready = dict(sorted(self.ready.items()))
+        for start, reason, raised in failed:
+            what = f"rollout worker {start.index} did not start"
+            if must_start and raised:
+                raise TrainingFailedError(f"{what}: {reason}")
+            self._num_unreplaced += start.replaces
+            self.tell(f"{what} ({reason}); {self._back_off.put_off()}")
 
-    def _start_failed(self, index: int, error: RayError, must_start: bool) -> None:
-        reason = reason_of(error)
-        if must_start and isinstance(error, RayActorError) and error.actor_init_failed:
-            raise TrainingFailedError(f"rollout worker {index} did not start: {reason}")
-        self._failed_starts += 1
-        self._num_lost += 1
-        wait_s = min(_FIRST_BACKOFF_S * 2 ** (self._failed_starts - 1), _LONGEST_BACKOFF_S)
-        self._retry_at = time.monotonic() + wait_s
-        self.tell(f"rollout worker {index} did not start ({reason}); next try in {wait_s:g} s")
+    def _count_hours(self) -> None:
+        """Adds the time of those that are ready; to be called before their number changes."""
+        if self._counted_at is None:
+            return
+        now = time.monotonic()
+        self.worker_hours += len(self.ready) * (now - self._counted_at) / 3600.0
+        self._counted_at = now
 
     def _next_to_leave(self) -> Worker:
-        """The newest on the node with the fewest workers."""
+        """The newest on the node with the fewest workers; those with a reserved place come last."""
         here = ray.get_runtime_context().get_node_id()
         nodes = Counter(each.node_id for each in self.ready.values())
         return min(
             self.ready.values(),
-            key=lambda each: (each.node_id == here, nodes[each.node_id], each.node_id, -each.index),
+            key=lambda each: (
+                each.is_reserved,
+                each.node_id == here,
+                nodes[each.node_id],
+                each.node_id,
+                -each.index,
+            ),
         )
 
     def _let_go(self, worker: Worker) -> None:
@@ -322,22 +310,10 @@ class Fleet:
                 staying.append((actor, closed, deadline))
         self._leaving = staying
 
-    def _all_lost(self) -> WorkersLostError:
+    def all_lost(self) -> WorkersLostError:
+        """Why a run ends in which nobody samples any more."""
         return WorkersLostError(
-            f"no rollout worker is left and none came within {self._lost_timeout_s:g} s "
+            f"no rollout worker brought samples home within {self.lost_timeout_s:g} s "
             f"(resources.lost_timeout_s); look for the reason in the log, make room on the "
             f"cluster, then go on with --resume"
         )
-
-
-def reason_of(error: Exception) -> str:
-    """What is behind an error of Ray, in a few words."""
-    text = one_line(error)
-    for told, short in _DEATHS.items():
-        if told in text:
-            return short
-    if isinstance(error, RayActorError) and error.actor_init_failed:
-        last = str(error).strip().splitlines()[-1]  # of the traceback: `module.Class: text`
-        return re.sub(r"^[\w.]+\.(?=\w+:)", "", last)[:_SHOWN_CHARACTERS]
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {one_line(cause)}"[:_SHOWN_CHARACTERS]

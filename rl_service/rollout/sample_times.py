@@ -58,7 +58,7 @@ class SampleTimes:
 
         Returns:
             Whether it was used: the first batch of a count warms its workers up, and times that
-            are no positive number (a batch out of a checkpoint) say nothing.
+            are no positive number say nothing.
         """
         if not (math.isfinite(time_s) and time_s > 0.0 and num_workers > 0):
             return False

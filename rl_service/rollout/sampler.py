@@ -94,6 +94,8 @@ class VectorSampler:
         self._history = RunningHistory(len(envs), acting_context_length, action_spec)
         self._obs: npt.NDArray[np.float32] | None = None
         """(E, O) observations to act on, normalised; None before the first reset."""
+        self._astray: list[int] = []
+        """Envs that a restore did not bring back to where they were."""
 
     def pop_episodes(self) -> list[Episode]:
         """Episodes that have ended since the last call."""
@@ -122,6 +124,9 @@ class VectorSampler:
         self._stepping.forgive()
         if self._obs is None:
             self._obs = self._normalise(self._stepping.reset(range(len(self.envs))))
+        if self._astray:
+            self._begin_episodes(np.array(self._astray))
+            self._astray = []
         steps = Steps(num_steps, len(self.envs), self._obs.shape[1], self._action_spec)
         while (place := steps.next_place()) is not None:
             self._step(steps, place)
@@ -228,7 +233,7 @@ class VectorSampler:
 
         Returns:
             Envs that are not deterministic and did not come back to where they were; those
-            start a new episode.
+            start a new episode with the next sample, when the filter's statistics are there.
         """
         if state["obs"] is None:
             return []
@@ -239,11 +244,8 @@ class VectorSampler:
         self._history.restore(state["history"])
         if self.return_scaler is not None and state["discounted"] is not None:
             self.return_scaler.discounted = np.array(state["discounted"])
-        return [e for e in range(len(self.envs)) if not self._replay(e, state["envs"][e])]
-
-    def _replay(self, e: int, env_state: dict[str, Any]) -> bool:
-        if self.envs[e].replay(env_state):
-            return True
-        self._context[e] = {}
-        self._begin_episodes(np.array([e]))
-        return False
+        for e, env in enumerate(self.envs):
+            if not env.replay(state["envs"][e]):
+                self._context[e] = {}
+                self._astray.append(e)
+        return list(self._astray)

@@ -23,7 +23,7 @@ class Scaling:
     def __init__(self, resources: ResourceSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self._autoscaler = Autoscaler(resources, fleet.size)
-        self._capacity = Capacity(resources.num_cpus_per_env_runner)
+        self._capacity = Capacity(resources.num_cpus_per_env_runner, fleet.count_placed)
 
     def rescale(self, row: Mapping[str, Any], num_sampling_workers: int) -> dict[str, Any]:
         """Resizes the fleet if the autoscaler wants it; never waits for a worker.
@@ -47,7 +47,7 @@ class Scaling:
                 learn_time_s=row["learn_time_s"],
                 learn_actor_time_s=row["learn_actor_time_s"],
                 iteration_time_s=row["iteration_time_s"],
-                max_placeable=self._capacity.placeable(len(fleet.ready), fleet.num_starting),
+                max_placeable=self._capacity.placeable(),
                 worker_hours=fleet.worker_hours,
             )
         )

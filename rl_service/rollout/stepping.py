@@ -59,6 +59,7 @@ class Stepping:
         self._envs = envs
         self._action_spec = action_spec
         self._max_failures = max_failures
+        self._shape = envs[0].observation_space.shape or ()
         self._num_failures = 0
         self._failures: list[FailedEpisode] = []
 
@@ -86,11 +87,34 @@ class Stepping:
                 obs, rewards[k], terminated[k], truncated[k], _ = env.step(env_actions[k])
             except Exception as error:  # an environment may raise anything
                 errors[k] = exception_text(error)
-                obs = np.zeros(env.observation_space.shape or (), np.float32)
+                obs = np.zeros(self._shape, np.float32)
             observed.append(obs)
-        stacked = np.stack(observed)
+        stacked = self._stack(observed, errors)
         _find_not_finite(stacked, rewards, errors)
         return Stepped(stacked, rewards, terminated, terminated | truncated, errors)
+
+    def _stack(self, observed: list[Any], errors: dict[int, str]) -> Array:
+        """(B, O); adds to the errors those that have another shape."""
+        try:
+            stacked = np.stack(observed)
+            if stacked.shape[1:] == self._shape:
+                return stacked
+        except ValueError:
+            pass
+        for k, obs in enumerate(observed):
+            if error := self._wrong_shape(obs):
+                errors[k] = error
+                observed[k] = np.zeros(self._shape, np.float32)
+        return np.stack(observed)
+
+    def _wrong_shape(self, obs: Any) -> str | None:
+        try:
+            shape = np.shape(obs)
+        except ValueError as error:  # rows of several lengths
+            return exception_text(error)
+        if shape == self._shape:
+            return None
+        return f"observation has the shape {shape} instead of {self._shape}"
 
     def reset(self, envs: Iterable[int]) -> Array:
         """The first observations (B, O) of new episodes in some envs.
@@ -106,7 +130,7 @@ class Stepping:
         while True:
             try:
                 obs = np.asarray(env.reset()[0])
-                error = not_finite(obs)
+                error = self._wrong_shape(obs) or not_finite(obs)
             except Exception as raised:  # an environment may raise anything
                 error = exception_text(raised)
             if error is None:

@@ -209,6 +209,9 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
     def _restore_episodes(self, sampler: VectorSampler, state: dict[str, Any]) -> None:
         if len(state["envs"]) != len(sampler.envs):
             logger.warning("another number of envs than before: all start a new episode")
+            played = max(env["episode"] for env in state["envs"])
+            for env in sampler.envs:
+                env.skip_episodes(played)
             return
         lost = sampler.restore(state)
         if lost:

@@ -23,19 +23,15 @@ _ELASTIC = ("min_env_runners", "max_env_runners")
 
 
 def trial_bundles(resources: ResourceSettings) -> list[dict[str, float]]:
-    """Of a trial's placement group: the learner, then each rollout worker.
+    """Of a trial's placement group: the learner, then each worker that it cannot begin without.
 
-    Workers whose number changes are placed outside the group, wherever there is room.
+    Workers beyond those are placed outside the group, wherever there is room.
     """
-    return _bundles(resources, 0 if resources.is_elastic else resources.num_env_runners)
-
-
-def _bundles(resources: ResourceSettings, num_workers: int) -> list[dict[str, float]]:
     learner = {"CPU": _LEARNER_CPUS}
     if resources.num_gpus:
         learner["GPU"] = float(resources.num_gpus)
     worker = {"CPU": resources.num_cpus_per_env_runner}
-    return [learner, *[dict(worker) for _ in range(num_workers)]]
+    return [learner, *[dict(worker) for _ in range(resources.num_workers_to_begin_with)]]
 
 
 class TrialResources:
@@ -78,7 +74,7 @@ def _drawn_resources(space: SearchSpace) -> list[tuple[ResourceSettings, dict[st
 def _fitting(
     resources: ResourceSettings, drawn: Mapping[str, Value], nodes: list[Mapping[str, float]]
 ) -> int:
-    bundles = _bundles(resources, resources.num_workers_to_begin_with)
+    bundles = trial_bundles(resources)
     total = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
     there = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
     for name, needed in total.items():

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
+from rl_service.algorithms.background import Background
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.config.settings import EnvSettings, Settings
 from rl_service.errors import TrainingFailedError, WorkersLostError
@@ -73,13 +75,14 @@ def test_workers_come_go_die_and_come_back(build: Any, tmp_path: Path) -> None:
     assert algorithm.fleet.num_restarts == 0
 
     before = streams(algorithm)
-    assert algorithm.fleet.pop_messages() == []
+    messages: list[str] = []
+    algorithm.fleet.on_message = messages.append
     os.kill(worker_pids()[0], signal.SIGKILL)
     train_until(algorithm, lambda: max(algorithm.fleet.ready, default=0) == 6)
     check_all_are_current(algorithm)
     assert algorithm.fleet.num_restarts == 1
     assert len(streams(algorithm) - before) == 2
-    [message] = algorithm.fleet.pop_messages()
+    [message] = messages
     assert message.endswith("is lost (its process died); 1 left")
 
     indices, playing = list(algorithm.fleet.ready), streams(algorithm)
@@ -116,6 +119,8 @@ def _weights_and_count(worker: Any) -> Any:
 
 def test_a_worker_that_stands_still_is_replaced(build: Any, tmp_path: Path) -> None:
     algorithm = build(settings_of(tmp_path, worker_timeout_s=1.0))
+    messages: list[str] = []
+    algorithm.fleet.on_message = messages.append
     algorithm.train()
     (tmp_path / faulty_envs.HANGS).touch()
     train_until(
@@ -123,7 +128,7 @@ def test_a_worker_that_stands_still_is_replaced(build: Any, tmp_path: Path) -> N
         lambda: algorithm.fleet.num_restarts == 1 and len(algorithm.fleet.ready) == 2,
     )
     assert algorithm.env_steps == 128 * algorithm.iteration
-    [message] = algorithm.fleet.pop_messages()
+    [message] = messages
     assert "is lost (it finished no step in 1 s); 1 left" in message
     assert len(worker_pids()) == 2
 
@@ -138,7 +143,8 @@ def test_a_worker_that_stands_still_is_replaced(build: Any, tmp_path: Path) -> N
 def test_an_episode_that_fails_is_dropped_and_told(
     workers: int, fault: str, error: str, tmp_path: Path
 ) -> None:
-    trainer = Trainer(settings_of(tmp_path, num_env_runners=workers))
+    messages: list[str] = []
+    trainer = Trainer(settings_of(tmp_path, num_env_runners=workers), messages.append)
     try:
         assert trainer.iterate()["num_failed_episodes"] == 0
         (tmp_path / fault).touch()
@@ -149,7 +155,7 @@ def test_an_episode_that_fails_is_dropped_and_told(
     assert rows[-1]["num_failed_episodes"] == 1
     assert trainer.algo.env_steps == 4 * 128
     assert all(np.isfinite(row["policy_loss"]) for row in rows)
-    [message] = trainer.pop_messages()
+    [message] = messages
     assert message.startswith("1 episode(s) failed in the environment and were dropped; the last: ")
     assert message.endswith(error)
     again = Trainer(settings_of(tmp_path, num_env_runners=workers))
@@ -158,6 +164,62 @@ def test_an_episode_that_fails_is_dropped_and_told(
         assert again.iterate()["num_failed_episodes"] == 1
     finally:
         again.close()
+
+
+def test_a_worker_that_raises_is_replaced_and_a_second_one_ends_the_run(build: Any) -> None:
+    algorithm = build(settings_of())
+    algorithm.train()
+    messages: list[str] = []
+    algorithm.fleet.on_message = messages.append
+    ray.get(algorithm.fleet.ready[1].actor.apply.remote(_raises_from_now_on))
+    train_until(algorithm, lambda: list(algorithm.fleet.ready) == [2, 3])
+    assert algorithm.env_steps == 128 * algorithm.iteration
+    assert messages == ["rollout worker 1 is lost (MemoryError: too little); 1 left"]
+    algorithm.fleet.call("apply", _raises_from_now_on)
+    with pytest.raises(
+        TrainingFailedError, match=r"worker \d failed: MemoryError: too little; look"
+    ):
+        train_until(algorithm, lambda: False)
+
+
+def _raises_from_now_on(worker: Any) -> None:
+    def act(history: Any) -> Any:
+        raise MemoryError("too little")
+
+    worker._vector_sampler._act = act
+
+
+def test_workers_that_were_ended_while_they_sampled_do_not_come_back(build: Any) -> None:
+    algorithm = build(settings_of())
+    algorithm.train()
+    sampling = Background(lambda: [algorithm._sample() for _ in range(1000)])
+    algorithm._next_samples = sampling
+    algorithm.cleanup()
+    with pytest.raises(TrainingFailedError, match="the rollout workers were stopped"):
+        sampling.result()
+    assert (algorithm.fleet.ready, algorithm.fleet.num_starting) == ({}, 0)
+    deadline = time.monotonic() + PATIENCE_S
+    while worker_pids():
+        assert time.monotonic() < deadline
+
+
+def test_no_more_workers_are_asked_for_than_find_room(tmp_path: Path) -> None:
+    greedy = {"max_env_runners": 6, "autoscaling_policy": "tests.scaling:six"}
+    trainer = Trainer(settings_of(num_env_runners=1, **greedy))
+    fleet = trainer.algo.fleet
+    assert fleet is not None
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(fleet.ready) < 4:
+            assert time.monotonic() < deadline
+            assert trainer.iterate()["num_env_runners_target"] <= 4
+        until = time.monotonic() + 12.0  # more than two answers of Ray
+        while time.monotonic() < until:
+            row = trainer.iterate()
+            assert (row["num_env_runners_target"], fleet.num_starting) == (4, 0)
+    finally:
+        trainer.close()
+    assert row["scaling_reason"].endswith("the cluster has room for 4")
 
 
 class LosesAll(Recorder):
@@ -185,7 +247,7 @@ def test_a_run_that_loses_all_workers_saves_and_ends_and_goes_on_later(tmp_path:
     )
     run = Run.create(settings, command=[])
     recorder = LosesAll(tmp_path)
-    with pytest.raises(WorkersLostError, match=r"none came within 3 s .*--resume"):
+    with pytest.raises(WorkersLostError, match=r"samples home within 3 s .*--resume"):
         train(settings, observer=recorder, run=run)
     done = recorder.rows[-1]["training_iteration"]
     assert any("the simulator is away" in m for m in recorder.messages)
@@ -213,14 +275,15 @@ def test_an_environment_that_cannot_be_made_ends_the_run_at_once(
 def test_a_resumed_run_goes_on_with_as_many_workers_as_it_had(tmp_path: Path) -> None:
     changes = {"max_env_runners": 3, "autoscaling_policy": "schedule", "num_env_runners": 1}
     schedule = {"autoscaling_schedule": {128: 2}}
-    trainer = Trainer(settings_of(**changes, **schedule))
+    messages: list[str] = []
+    trainer = Trainer(settings_of(**changes, **schedule), messages.append)
     try:
         row = trainer.iterate()
         trainer.save(tmp_path)
     finally:
         trainer.close()
     assert row["scaling_reason"].startswith("1 to 2: ")
-    assert trainer.pop_messages() == [f"rollout workers: {row['scaling_reason']}"]
+    assert messages == [f"rollout workers: {row['scaling_reason']}"]
     resumed = Trainer(settings_of(**changes, autoscaling_schedule={10**9: 1}))
     try:
         resumed.restore(tmp_path)

@@ -94,6 +94,13 @@ def test_nothing_is_asked_for_that_cannot_be_placed() -> None:
     assert scaler.decide(asking(3, max_placeable=0, num_alive=3)).num_workers == 3
 
 
+def test_what_left_for_want_of_room_returns_with_it() -> None:
+    scaler = own(down_delay_iterations=9)
+    assert targets(scaler, 6) == [6]
+    assert scaler.decide(asking(6, max_placeable=4, num_alive=4)).num_workers == 4
+    assert scaler.decide(asking(6, max_placeable=6)).num_workers == 6
+
+
 def test_the_minimum_is_asked_for_even_without_room() -> None:
     assert own(min_env_runners=2).decide(asking(8, max_placeable=0, num_alive=0))[0] == 2
 
@@ -183,14 +190,15 @@ def test_no_sequence_of_wishes_breaks_the_limits(
         up_delay_iterations=up,
         down_delay_iterations=down,
     )
+    before = max(2, least)
     for count, room, starting in asked:
-        before = scaler.num_workers
         load = asking(count, max_placeable=room, num_starting=starting)
         after, reason = scaler.decide(load)
         assert least <= after <= min(8, max(room, load.num_alive, least))
         assert after - before <= step
         assert reason
         assert "\n" not in reason
+        before = after
 
 
 @settings(deadline=None)
@@ -198,8 +206,8 @@ def test_no_sequence_of_wishes_breaks_the_limits(
 def test_no_sequence_of_wishes_makes_it_flap(asked: list[int], down: int) -> None:
     """A change down comes a whole delay after any other; up again, only above where it was."""
     scaler, last_change, last_down, came_from = own(down_delay_iterations=down), -1, -99, 0
+    before = 2
     for i, count in enumerate(asked):
-        before = scaler.num_workers
         after = scaler.decide(asking(count)).num_workers
         if after < before:
             assert i - last_change >= down
@@ -208,3 +216,4 @@ def test_no_sequence_of_wishes_makes_it_flap(asked: list[int], down: int) -> Non
             assert after > came_from
         if after != before:
             last_change = i
+        before = after

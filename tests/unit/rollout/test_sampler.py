@@ -155,9 +155,12 @@ def test_an_env_that_cannot_be_replayed_starts_a_new_episode() -> None:
 
     first = build(Erratic(50, terminates=True))
     first.sample(9)
-    second = build(Erratic(50, terminates=True))
+    seen = RunningFilter((2,))
+    second = build(Erratic(50, terminates=True), obs_filter=seen)
     assert second.restore(first.state()) == [0]
+    assert seen.stats.count == 0  # its first observation waits for the statistics of all
     assert second.sample(2)[SampleBatch.T].tolist() == [0, 1, 2]
+    assert seen.stats.count == 3
 
 
 def test_filter_normalises_and_keeps_what_is_not_merged_yet() -> None:

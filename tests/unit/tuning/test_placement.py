@@ -37,6 +37,13 @@ def test_a_trial_is_its_learner_and_its_workers(
     assert trial_bundles(space.base.resources) == [{"CPU": 1.0}, {"CPU": 0.5}, {"CPU": 0.5}]
 
 
+def test_of_an_elastic_trial_the_least_workers_are_kept_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = searched(tmp_path, monkeypatch, 2, min_env_runners=1, max_env_runners=4)
+    assert trial_bundles(space.base.resources) == [{"CPU": 1.0}, {"CPU": 1.0}]
+
+
 @pytest.mark.parametrize(("cpus", "fitting"), [((3,), 1), ((4, 2), 2), ((1, 1, 1), 1), ((9,), 3)])
 def test_as_many_trials_as_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: tuple[float, ...], fitting: int

@@ -1,0 +1,191 @@
+"""Rollout workers that were asked for and are not ready: they wait for a CPU, or start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
+
+from rl_service.rollout.actors import is_placed, reason_of
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
+_LOOK_S = 5.0  # asking for an actor's place takes a millisecond
+
+
+class Spawn(Protocol):
+    """Starts a worker."""
+
+    def __call__(self, index: int, *, is_reserved: bool) -> ActorHandle:
+        """Asks for the worker of an index.
+
+        Args:
+            index: of the worker.
+            is_reserved: whether it is among those that there is room for in any case.
+        """
+
+
+@dataclass
+class Start:
+    """A worker on its way."""
+
+    index: int
+    actor: ActorHandle
+    node_id: ray.ObjectRef
+    """Resolves when the worker is ready."""
+    is_reserved: bool
+    replaces: bool
+    """Whether it takes the place of a lost one."""
+    placed_at: float | None = None
+    """When it was first seen to have its CPUs; None: it waits for room."""
+
+
+class FailedStart(NamedTuple):
+    """A worker that will not be ready."""
+
+    start: Start
+    reason: str
+    raised: bool
+    """Whether its own code did, rather than that its process, its node or its time was lost."""
+
+
+class Starts:
+    """All workers of a run that are on their way.
+
+    Args:
+        spawn: starts a worker.
+        num_reserved: workers, ready ones included, that there is room for in any case.
+        timeout_s: how long a worker that has its CPUs may take.
+    """
+
+    def __init__(self, spawn: Spawn, num_reserved: int, timeout_s: float) -> None:
+        self.restored: dict[int, Any] = {}
+        """State of those of a checkpoint's workers that are not ready again, by index."""
+        self.next_index = 1
+        """Of the next new worker; none is used twice."""
+        self._spawn = spawn
+        self._num_reserved = num_reserved
+        self._timeout_s = timeout_s
+        self._starts: dict[int, Start] = {}
+        self._looked_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def ask_for(self, count: int, num_replacing: int, num_reserved_ready: int) -> None:
+        """Starts more workers, those of a checkpoint first.
+
+        Args:
+            count: of them.
+            num_replacing: how many of them take the place of lost ones.
+            num_reserved_ready: ready workers in reserved places.
+        """
+        taken = num_reserved_ready + sum(start.is_reserved for start in self._starts.values())
+        for number, index in enumerate(self._new_indices(count)):
+            is_reserved = taken + number < self._num_reserved
+            actor = self._spawn(index, is_reserved=is_reserved)
+            node_id = actor.join.remote(self.restored.get(index))
+            self._starts[index] = Start(index, actor, node_id, is_reserved, number < num_replacing)
+
+    def _new_indices(self, count: int) -> list[int]:
+        again = sorted(self.restored.keys() - self._starts.keys())[:count]
+        first = self.next_index
+        self.next_index += count - len(again)
+        return [*again, *range(first, self.next_index)]
+
+    def call_off(self, count: int) -> None:
+        """Ends the newest of them, those in reserved places last."""
+        newest_first = sorted(self._starts.values(), key=lambda it: (it.is_reserved, -it.index))
+        for start in newest_first[:count]:
+            self._end(start)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until one of them is ready or has failed."""
+        refs = [start.node_id for start in self._starts.values()]
+        if refs:
+            ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
+        else:  # the next try is not due yet
+            time.sleep(timeout_s)
+
+    def collect(self) -> tuple[list[tuple[Start, str]], list[FailedStart]]:
+        """Takes out those that are ready, each with its node's id, and those that have failed."""
+        ready: list[tuple[Start, str]] = []
+        failed: list[FailedStart] = []
+        by_ref = {start.node_id: start for start in self._starts.values()}
+        for ref in _done(list(by_ref)):
+            start = by_ref.pop(ref)
+            try:
+                ready.append((start, ray.get(ref)))
+            except RayError as error:
+                raised = isinstance(error, RayActorError) and error.actor_init_failed
+                failed.append(FailedStart(start, reason_of(error), raised))
+        failed += self._stuck(by_ref.values())
+        for start, _ in ready:
+            del self._starts[start.index]
+            self.restored.pop(start.index, None)
+        for start, _, _ in failed:
+            self._end(start)
+            self.restored.pop(start.index, None)  # it may be what they fail from
+        return ready, failed
+
+    def _stuck(self, starts: Iterable[Start]) -> Iterator[FailedStart]:
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK_S:
+            self.count_placed()
+        for start in starts:
+            if start.placed_at is not None and now - start.placed_at > self._timeout_s:
+                reason = f"it has its CPUs and is not ready after {self._timeout_s:g} s"
+                yield FailedStart(start, reason, raised=False)
+
+    def count_placed(self) -> int:
+        """Those that have their CPUs already."""
+        self._looked_at = time.monotonic()
+        for start in self._starts.values():
+            if start.placed_at is None and is_placed(start.actor):
+                start.placed_at = self._looked_at
+        return sum(start.placed_at is not None for start in self._starts.values())
+
+    def _end(self, start: Start) -> None:
+        ray.kill(start.actor)
+        del self._starts[start.index]
+
+
+def _done(refs: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
+    if not refs:
+        return []
+    done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+    return list(done)
+
+
+class BackOff:
+    """When the next try is due after some that came to nothing: 1, 2, 4, … 60 s later."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._due_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to try now."""
+        return time.monotonic() >= self._due_at
+
+    def put_off(self) -> str:
+        """Puts the next try off, once for all that fail meanwhile.
+
+        Returns:
+            When it is.
+        """
+        now = time.monotonic()
+        if now >= self._due_at:
+            wait_s = min(_FIRST_BACKOFF_S * 2**self._failures, _LONGEST_BACKOFF_S)
+            self._failures += 1
+            self._due_at = now + wait_s
+        return f"next try in {self._due_at - now:.2g} s"
+
+    def forget(self) -> None:
+        """Something came of the last try."""
+        self._failures = 0

@@ -1,0 +1,186 @@
+"""The fleet by itself, with actors that start in no time and do what a file says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from rl_service.algorithms.sampling import BatchSampler
+from rl_service.errors import WorkersLostError
+from rl_service.rollout import fleet as fleet_module
+from rl_service.rollout import starting
+from rl_service.rollout.fleet import Fleet, FleetState
+from tests.plain_workers import FAILS, HANGS, Plain
+from tests.small_runs import small_settings
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+PATIENCE_S = 60.0
+
+
+class Fixture:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fleets: list[Fleet] = []
+        self.messages: list[str] = []
+        self.reserved: list[bool] = []
+
+    def fleet(
+        self,
+        size: int,
+        *,
+        num_reserved: int = 9,
+        lost_timeout_s: float = 60.0,
+        num_cpus: float = 0.25,
+    ) -> Fleet:
+        actor_class = ray.remote(num_cpus=num_cpus)(Plain)
+
+        def spawn(index: int, *, is_reserved: bool) -> Any:
+            self.reserved.append(is_reserved)
+            return actor_class.remote(self.folder, index)
+
+        fleet = Fleet(spawn, size, num_reserved, lost_timeout_s)
+        fleet.on_message = self.messages.append
+        self.fleets.append(fleet)
+        return fleet
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Fixture]:
+    fixture = Fixture(tmp_path)
+    yield fixture
+    for fleet in fixture.fleets:
+        fleet.stop()
+
+
+def poll_until(fleet: Fleet, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        fleet.poll()
+        time.sleep(0.02)
+
+
+def test_those_that_fail_together_wait_together_and_count_once_they_are_back(
+    plain: Fixture,
+) -> None:
+    fleet = plain.fleet(3)
+    fleet.start(3)
+    for index in fleet.ready:
+        fleet.has_sampled(index)
+    (plain.folder / FAILS).touch()
+    for index in list(fleet.ready):
+        fleet.lose(index, "test")
+    poll_until(fleet, lambda: any(m.endswith("next try in 2 s") for m in plain.messages))
+    waits = [float(m.split()[-2]) for m in plain.messages if "did not start" in m]
+    assert waits[0] == max(waits[: waits.index(2.0)]) == 1.0
+    assert fleet.num_restarts == 0
+    (plain.folder / FAILS).unlink()
+    poll_until(fleet, lambda: len(fleet.ready) == 3)
+    assert fleet.num_restarts == 3
+
+
+def test_a_worker_that_was_lost_and_is_not_wanted_any_more_is_not_counted(plain: Fixture) -> None:
+    fleet = plain.fleet(2)
+    fleet.start(2)
+    fleet.lose(1, "test")
+    fleet.resize(1)
+    fleet.resize(2)
+    poll_until(fleet, lambda: len(fleet.ready) == 2)
+    assert fleet.num_restarts == 0
+
+
+def test_a_start_that_stands_still_is_given_up(
+    plain: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "_LOOK_S", 0.2)
+    monkeypatch.setattr(fleet_module, "_START_TIMEOUT_S", 5.0)
+    fleet = plain.fleet(1, lost_timeout_s=1.0)
+    fleet.start(1)
+    (plain.folder / HANGS).touch()
+    fleet.resize(2)
+    assert fleet.count_placed() >= 1
+    poll_until(fleet, lambda: bool(plain.messages))
+    assert plain.messages[0] == (
+        "rollout worker 2 did not start (it has its CPUs and is not ready after 5 s); "
+        "next try in 1 s"
+    )
+    (plain.folder / HANGS).unlink()
+    poll_until(fleet, lambda: len(fleet.ready) == 2)
+
+
+def test_a_start_that_waits_for_room_is_left_alone(
+    plain: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "_LOOK_S", 0.0)
+    monkeypatch.setattr(fleet_module, "_START_TIMEOUT_S", 5.0)
+    fleet = plain.fleet(2, lost_timeout_s=1.0, num_cpus=1.0)
+    fleet.start(2)
+    fleet.resize(3)
+    until = time.monotonic() + 6.0
+    while time.monotonic() < until:
+        fleet.poll()
+    assert (fleet.num_starting, fleet.count_placed(), plain.messages) == (1, 2, [])
+
+
+def test_a_checkpoint_keeps_the_state_of_those_that_are_not_back_yet(plain: Fixture) -> None:
+    fleet = plain.fleet(1)
+    states = {index: {"of": index} for index in (4, 7)}
+    fleet.restore(FleetState(size=2, next_index=9, workers=dict(states)), size=2)
+    fleet.start(2)
+    assert fleet.state().workers == states
+    fleet.resize(1)
+    (plain.folder / HANGS).touch()
+    fleet.restore(FleetState(size=2, next_index=9, workers=dict(states)), size=1)
+    assert fleet.state().workers == states
+    (plain.folder / HANGS).unlink()
+    fleet.start(1)
+    fleet.resize(2)
+    assert fleet.state().workers == states
+    poll_until(fleet, lambda: list(fleet.ready) == [4, 7])
+    assert (fleet.state().workers, fleet.state().next_index) == (states, 9)
+
+
+def test_workers_that_all_die_while_they_sample_end_the_run(plain: Fixture, build: Any) -> None:
+    algorithm = build(small_settings())
+    fleet = plain.fleet(2, lost_timeout_s=6.0)
+    fleet.start(2)
+    sampler = BatchSampler(algorithm.env_runner, fleet, algorithm.settings)
+    with pytest.raises(WorkersLostError, match="brought samples home within 6 s"):
+        sampler.sample(0)
+    lost = [m for m in plain.messages if "is lost (its process died)" in m]
+    assert len(lost) > 2
+    assert {m.rpartition("; ")[2] for m in lost} >= {"next try in 1 s", "next try in 2 s"}
+
+
+def test_reserved_places_are_filled_first_and_left_last(plain: Fixture) -> None:
+    fleet = plain.fleet(3, num_reserved=2)
+    fleet.start(3)
+    assert plain.reserved == [True, True, False]
+    fleet.resize(2)
+    assert list(fleet.ready) == [1, 2]
+    fleet.lose(1, "test")
+    fleet.resize(3)
+    poll_until(fleet, lambda: len(fleet.ready) == 3)
+    assert plain.reserved[3:] == [True, False]
+
+
+def test_hours_count_whoever_was_there(plain: Fixture) -> None:
+    fleet = plain.fleet(4)
+    fleet.start(4)
+    started = time.monotonic()
+    fleet.state()
+    before = fleet.worker_hours
+    time.sleep(0.2)
+    fleet.resize(1)
+    with_4, resized = fleet.worker_hours - before, time.monotonic()
+    assert 4 * 0.2 <= with_4 * 3600 <= 4 * (resized - started)
+    time.sleep(0.2)
+    fleet.lose(next(iter(fleet.ready)), "test")
+    with_1 = fleet.worker_hours - before - with_4
+    assert 0.2 <= with_1 * 3600 <= time.monotonic() - started
