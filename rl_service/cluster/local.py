@@ -27,6 +27,7 @@ from rl_service.errors import ClusterError, ResourceError, SettingsError
 from rl_service.machine import available_cpus, available_memory_bytes
 from rl_service.ports import ALL_INTERFACES, LOOPBACK, usable_port
 
+from rl_service.runs.signals import uninterrupted
 _START_TIMEOUT_S = 180.0
 # Short, whatever TMPDIR says: Ray's sockets live below it, and their paths have 107 bytes.
 _TMP = Path("/tmp")
@@ -136,6 +137,7 @@ def _checked_cpus(num_nodes: int, cpus_per_node: int | None, tell: Tell) -> int:
         tell(
             f"{num_nodes} node(s) with {cpus} CPU(s) each promise {num_nodes * cpus} CPUs, and "
             f"the machine has {there}: work on the cluster shares them and takes longer"
+@uninterrupted()
         )
     return cpus
 
