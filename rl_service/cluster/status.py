@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rl_service.cluster import state
 from rl_service.cluster.autoscaling import running_nodes
 from rl_service.cluster.dashboard import Dashboard
-from rl_service.cluster.local import is_up
+from rl_service.cluster.local import check_is_visible, is_up
 from rl_service.cluster.processes import is_running
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.errors import ClusterError
@@ -40,11 +40,12 @@ def cluster_status() -> ClusterStatus | None:
     """Asks the local cluster; None if there is none.
 
     Raises:
-        ClusterError: if there is one and it does not answer.
+        ClusterError: if there is one and it does not answer, or it is another machine's.
     """
     cluster = state.load_cluster()
     if cluster is None:
         return None
+    check_is_visible(cluster)
     if not is_up(cluster):
         raise ClusterError(
             f"the local cluster of {cluster.started_at} is dead; clean up with rl-service cluster "
