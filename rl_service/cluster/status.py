@@ -52,7 +52,7 @@ def cluster_status() -> ClusterStatus | None:
             f"down, or start a new one with rl-service cluster up"
         )
     dashboard = local_dashboard(cluster)
-    known = {row["node_name"]: row for row in dashboard.nodes()}
+    known = _by_name(dashboard.nodes())
     usage = _usage_by_node(dashboard)
     return ClusterStatus(
         cluster.address,
@@ -96,6 +96,11 @@ def _node_status(
     cpus_used, cpus = used.get("CPU", [0.0, float(node.num_cpus)])
     gpus_used, gpus = used.get("GPU", [0.0, 0.0])
     return NodeStatus(node.name, alive, cpus_used, cpus, gpus_used, gpus, node_id, node.pid)
+
+
+def _by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of rows with one name that which is alive: a node that was started again keeps its name."""
+    return {row["node_name"]: row for row in sorted(rows, key=lambda row: row["state"] == "ALIVE")}
 
 
 def _usage_by_node(dashboard: Dashboard) -> dict[str, dict[str, list[float]]]:
