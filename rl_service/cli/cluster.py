@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_service.cli.chaos import chaos
+from rl_service.cli.interruption import told_if_interrupted
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.cluster.state import LocalCluster
@@ -85,14 +86,9 @@ def start_autoscaling(
 def _start(**wanted: Any) -> LocalCluster:
     """Starts a cluster; a signal ends what had started, and says so."""
     from rl_service.cluster.local import start_cluster
-    from rl_service.runs.signals import interruptible
 
-    try:
-        with interruptible():
-            return start_cluster(**wanted, tell=lambda note: typer.echo(f"note: {note}", err=True))
-    except KeyboardInterrupt as error:  # typer would end without a word
-        typer.echo("error: interrupted; what had started has ended again", err=True)
-        raise typer.Exit(130) from error
+    with told_if_interrupted("what had started has ended again"):
+        return start_cluster(**wanted, tell=lambda note: typer.echo(f"note: {note}", err=True))
 
 
 def _print_started(started: LocalCluster, as_json: bool) -> None:
@@ -130,8 +126,9 @@ def end() -> None:
     from rl_service.cluster.local import end_cluster
     from rl_service.jobs.control import stop_all_local
 
-    stopped = stop_all_local(lambda message: typer.echo(message, err=True))
-    ended = end_cluster()
+    with told_if_interrupted("the cluster is up still; jobs that were asked to stop do so"):
+        stopped = stop_all_local(lambda message: typer.echo(message, err=True))
+        ended = end_cluster()
     if ended is None:
         typer.echo("no local cluster is up")
         return

@@ -113,7 +113,7 @@ def show_logs(
 
 @jobs.command("stop")
 def stop_job(job: _JobId, address: Address = None, as_json: _Json = False) -> None:
-    """Stop a job; a training ends its iteration and saves first."""
+    """Stop a job; a training ends its iteration and saves first. Status 1 if it cannot yet."""
     from rl_service.jobs.address import find_cluster
     from rl_service.jobs.control import find_job
     from rl_service.jobs.control import stop_job as stop
@@ -123,11 +123,22 @@ def stop_job(job: _JobId, address: Address = None, as_json: _Json = False) -> No
     found = find_job(connection.dashboard, job)
     with interruptible():
         ended = stop(connection.dashboard, found, lambda line: typer.echo(line, err=True))
-    typer.echo(f"{ended.id} {'had ended already' if found.has_ended else 'ended'}: {_state(ended)}")
-    if not found.has_ended and ended.verb in _RESUMED:
+    typer.echo(_how_it_stopped(found, ended))
+    if ended.has_ended and not found.has_ended and ended.verb in _RESUMED:
         typer.echo(_how_to_go_on(ended, connection.flag))
     if as_json:
         typer.echo(json.dumps(ended._asdict()))
+    if not ended.has_ended:
+        raise typer.Exit(1)
+
+
+def _how_it_stopped(before: Job, after: Job) -> str:
+    if not after.has_ended:
+        return (
+            f"{after.id} is pending still: it waits for its CPUs and GPUs, and stops when it has "
+            f"them; Ray gives it up 15 minutes after it was submitted"
+        )
+    return f"{after.id} {'had ended already' if before.has_ended else 'ended'}: {_state(after)}"
 
 
 def _how_to_go_on(job: Job, flag: str) -> str:

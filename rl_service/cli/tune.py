@@ -88,8 +88,12 @@ def _opened(
 def _run(plan: TuningPlan, experiment: ExperimentStorage, *, resume: bool) -> TuneResult:
     """Tunes with the console to ourselves; what the libraries say goes to the log."""
     from rl_service.runs import captured_output
+    from rl_service.tuning.storage import LOG_FILE
 
-    with experiment.working_folder() as folder, captured_output(folder / "log.txt") as (out, _):
+    with (
+        experiment.working_folder(LOG_FILE) as folder,
+        captured_output(folder / LOG_FILE) as (out, _),
+    ):
         from rl_service.cli.tuning_progress import build_tuning_progress
         from rl_service.tuning.experiment import tune_experiment
 

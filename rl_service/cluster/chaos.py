@@ -90,7 +90,7 @@ def cluster_to_hurt(target: Target) -> LocalCluster:
             "no local cluster is up, and chaos kills nothing elsewhere; start one with rl-service "
             "cluster up or cluster autoscale"
         )
-    if target == "nodes" and cluster.autoscaling is None and not victims(cluster, target):
+    if _is_over(cluster, target):
         raise ClusterError(
             "the local cluster has no worker node, and the head is never killed; start one that "
             "has some: rl-service cluster down, then up --nodes 3"
@@ -120,6 +120,8 @@ def unleash(
 ) -> Iterator[Kill]:
     """Waits for each moment, kills, and tells; ends with the first limit that is reached.
 
+    Also with the last worker node, if none can come in its place.
+
     Args:
         cluster: of `cluster_to_hurt`.
         target: what is killed.
@@ -128,17 +130,20 @@ def unleash(
         max_kills: None: no limit. A moment without anything to kill does not count.
 
     Raises:
-        ClusterError: if the cluster ends meanwhile, or all its nodes are gone for good.
+        ClusterError: if the cluster ends meanwhile.
     """
     start = time.monotonic()
     num_killed = 0
-    while max_kills is None or num_killed < max_kills:
+    while (max_kills is None or num_killed < max_kills) and not _is_over(cluster, target):
         moment = next(moments)
         ends_at_s = moment.at_s if duration_s is None else min(moment.at_s, duration_s)
         _sleep_until(start + ends_at_s)
         if moment.at_s > ends_at_s:
             return
-        _check_can_go_on(cluster, target)
+        if not is_up(cluster):
+            raise ClusterError(
+                "the local cluster has ended meanwhile; there is nothing left to kill"
+            )
         victim = moment.pick(victims(cluster, target))
         if victim is not None:
             _kill(cluster, target, victim)
@@ -158,14 +163,9 @@ def _kill(cluster: LocalCluster, target: Target, victim: Victim) -> None:
             os.kill(victim.pid, signal.SIGKILL)
 
 
-def _check_can_go_on(cluster: LocalCluster, target: Target) -> None:
-    if not is_up(cluster):
-        raise ClusterError("the local cluster has ended meanwhile; there is nothing left to kill")
-    if target == "nodes" and cluster.autoscaling is None and not victims(cluster, target):
-        raise ClusterError(
-            "all worker nodes are dead, and on this cluster they do not come back; start one with "
-            "rl-service cluster autoscale, where they do"
-        )
+def _is_over(cluster: LocalCluster, target: Target) -> bool:
+    """Whether there is nothing to kill and never will be."""
+    return target == "nodes" and cluster.autoscaling is None and not victims(cluster, target)
 
 
 def _is_rollout_worker(pid: int) -> bool:

@@ -16,6 +16,10 @@ _TIMEOUT = httpx.Timeout(8.0, connect=4.0)
 
 _DROPPED = re.compile(r"disconnected|closed connection")
 """What httpx says of a connection that ended before the answer did."""
+_MOST_ROWS = 10_000
+"""That Ray lists; without a limit it lists 100."""
+_SHOWN_CHARACTERS = 200
+"""Of the last line of an error, which in a traceback is the one that says what happened."""
 
 
 class Versions(NamedTuple):
@@ -59,14 +63,16 @@ class Dashboard:
         Raises:
             ClusterError: as `get`.
         """
-        result = (self.get("/api/v0/nodes").get("data") or {}).get("result") or {}
+        answer = self.get(f"/api/v0/nodes?limit={_MOST_ROWS}")
+        result = (answer.get("data") or {}).get("result") or {}
         return list(result.get("result") or [])
 
     def get(self, path: str) -> dict[str, Any]:
         """A JSON object from the dashboard.
 
         Raises:
-            ClusterError: if nobody answers, the token is refused, or it is no Ray dashboard.
+            ClusterError: if nobody answers, the token is refused, the dashboard itself fails, or
+                it is no Ray dashboard.
         """
         answer = self._get(path)
         return answer if isinstance(answer, dict) else {}
@@ -92,6 +98,8 @@ class Dashboard:
             ) from error
         if response.status_code in (401, 403):
             raise self._refused(response.status_code)
+        if response.status_code == 429 or response.is_server_error:
+            raise self._failed(response)
         try:
             response.raise_for_status()
             return response.json()
@@ -108,6 +116,13 @@ class Dashboard:
         return ClusterError(
             f"what answers at {self.url} is no Ray dashboard; give the dashboard's address, "
             f"usually http://HOST:8265 (6379 is for Ray's own processes, 10001 for ray://)"
+        )
+
+    def _failed(self, response: httpx.Response) -> ClusterError:
+        said = response.text.strip().splitlines() or ["it did not say why"]
+        return ClusterError(
+            f"the dashboard at {self.url} answered {response.status_code} {response.reason_phrase} "
+            f"({one_line(said[-1])[:_SHOWN_CHARACTERS]}); try again, or look at its log on the head"
         )
 
     def _refused(self, status: int) -> ClusterError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import secrets
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from rl_service.cluster.state import Autoscaling, LocalCluster, Node
 from rl_service.errors import ClusterError, ResourceError, SettingsError
 from rl_service.machine import available_cpus, available_memory_bytes
 from rl_service.ports import ALL_INTERFACES, LOOPBACK, usable_port
+from rl_service.runs.signals import uninterrupted
 
 _START_TIMEOUT_S = 180.0
 # Short, whatever TMPDIR says: Ray's sockets live below it, and their paths have 107 bytes.
@@ -59,7 +61,7 @@ def start_cluster(
             for so long.
 
     Raises:
-        ClusterError: if one is up already, or a node does not start.
+        ClusterError: if one is up already, here or on another machine, or a node does not start.
         OutputError: if the state cannot be written.
         ResourceError: if there is no room.
         SettingsError: if numbers make no sense or ports are taken.
@@ -90,12 +92,13 @@ def end_cluster() -> LocalCluster | None:
         was none.
 
     Raises:
-        ClusterError: if some of its processes do not end.
+        ClusterError: if some of its processes do not end, or it is another machine's.
     """
     with state.only_one():
         cluster = state.load_cluster()
         if cluster is None:
             return None
+        check_is_visible(cluster)
         ended = cluster.model_copy(update={"nodes": running_nodes(cluster)})
         _clean_up(cluster)
         return ended
@@ -104,6 +107,20 @@ def end_cluster() -> LocalCluster | None:
 def is_up(cluster: LocalCluster) -> bool:
     """Whether the head runs; without it the rest is of no use."""
     return any(processes.is_running(cluster.id, node.pid) for node in cluster.nodes[:1])
+
+
+def check_is_visible(cluster: LocalCluster) -> None:
+    """Makes sure that a cluster whose processes are not here is dead.
+
+    Raises:
+        ClusterError: if another machine has started it, where they may well run.
+    """
+    if cluster.host != platform.node() and not is_up(cluster):
+        raise ClusterError(
+            f"the cluster in {state.state_path()} is that of {cluster.host}, and only there can be "
+            f"told whether it runs; go there, set {state.HOME_VARIABLE} to a folder of this "
+            f"machine's own, or remove the file if {cluster.host} is gone"
+        )
 
 
 def _check_absent(tell: Tell) -> None:
@@ -115,10 +132,12 @@ def _check_absent(tell: Tell) -> None:
             f"a local cluster of {len(running_nodes(cluster))} node(s) is up already at "
             f"{cluster.dashboard_url}; use it, or end it with rl-service cluster down"
         )
+    check_is_visible(cluster)
     _clean_up(cluster)
     tell(f"the cluster of {cluster.started_at} was dead; cleaned up after it")
 
 
+@uninterrupted()
 def _clean_up(cluster: LocalCluster) -> None:
     if not processes.end_processes(cluster.id, [node.pid for node in running_nodes(cluster)]):
         left = ", ".join(map(str, processes.marked_processes(cluster.id)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -115,6 +116,18 @@ def start_node(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def keep_only_logs(folder: Path) -> None:
+    """Removes what a dead node leaves in its folder but its logs, which hold those of jobs.
+
+    The rest is sockets, and spilled objects of any size.
+    """
+    for path in folder.glob("session_*/*"):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif path.name != "logs":
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def was_given_up(process: subprocess.Popen[bytes], log: Path) -> bool:

@@ -50,15 +50,16 @@ def node_of(pid: int) -> str:
     """The name of the node that a process runs on; empty if it has ended."""
     prefix = f"{NODE_MARK}=".encode()
     marks = [entry for entry in _environment(pid) if entry.startswith(prefix)]
-    return marks[0].removeprefix(prefix).decode() if marks else ""
+    return marks[0].removeprefix(prefix).decode(errors="replace") if marks else ""
 
 
 def command_line(pid: int) -> str:
     """A process's arguments or the title that it gave itself; empty if it has ended."""
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        line = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return ""
+    return line.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def end_processes(cluster_id: str, leaders: Iterable[int]) -> bool:

@@ -83,7 +83,7 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             process = self._processes.pop(node_id, None)
         if process is None:
             return
-        kill_processes(self.cluster_name, node_id)  # the autoscaler has drained it before
+        self._clear(node_id)  # the autoscaler has drained it before
         process.wait()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
@@ -93,7 +93,7 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             address=config["address"],
             num_cpus=config["num_cpus"],
             store_bytes=config["store_bytes"],
-            folder=f"{config['folder']}/{name}",
+            folder=str(self._folder(name)),
         )
         # The rest, with the cluster's mark and its token, is the head's own.
         environment = {**os.environ, NODE_MARK: name, **autoscaler_environment(name, WORKER)}
@@ -103,7 +103,14 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         for name in ended:
             del self._tags[name], self._processes[name]
-            kill_processes(self.cluster_name, name)  # what a killed leader has left
+            self._clear(name)  # of what a killed leader has left
+
+    def _clear(self, name: str) -> None:
+        kill_processes(self.cluster_name, name)
+        nodes.keep_only_logs(self._folder(name))
+
+    def _folder(self, name: str) -> Path:
+        return Path(self.provider_config["folder"], name)
 
     def _publish_limits(self) -> None:
         """Lets a program ask Ray how much there can be at most; Ray's own providers do not tell."""

@@ -6,12 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
+import platform
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_service.errors import ClusterError
 from rl_service.files import output_errors, write_atomic
@@ -53,6 +54,8 @@ class LocalCluster(BaseModel):
 
     id: str
     """Stands in the environment of all its processes, and of nobody else's."""
+    host: str = Field(default_factory=platform.node)
+    """Name of the machine that it runs on; others may see the same home folder."""
     address: str
     """HOST:PORT for `ray.init`."""
     dashboard_url: str

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rl_service.cluster import state
 from rl_service.cluster.autoscaling import running_nodes
 from rl_service.cluster.dashboard import Dashboard
-from rl_service.cluster.local import is_up
+from rl_service.cluster.local import check_is_visible, is_up
 from rl_service.cluster.processes import is_running
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.errors import ClusterError
@@ -40,18 +40,19 @@ def cluster_status() -> ClusterStatus | None:
     """Asks the local cluster; None if there is none.
 
     Raises:
-        ClusterError: if there is one and it does not answer.
+        ClusterError: if there is one and it does not answer, or it is another machine's.
     """
     cluster = state.load_cluster()
     if cluster is None:
         return None
+    check_is_visible(cluster)
     if not is_up(cluster):
         raise ClusterError(
             f"the local cluster of {cluster.started_at} is dead; clean up with rl-service cluster "
             f"down, or start a new one with rl-service cluster up"
         )
     dashboard = local_dashboard(cluster)
-    known = {row["node_name"]: row for row in dashboard.nodes()}
+    known = _by_name(dashboard.nodes())
     usage = _usage_by_node(dashboard)
     return ClusterStatus(
         cluster.address,
@@ -95,6 +96,11 @@ def _node_status(
     cpus_used, cpus = used.get("CPU", [0.0, float(node.num_cpus)])
     gpus_used, gpus = used.get("GPU", [0.0, 0.0])
     return NodeStatus(node.name, alive, cpus_used, cpus, gpus_used, gpus, node_id, node.pid)
+
+
+def _by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of rows with one name that which is alive: a node that was started again keeps its name."""
+    return {row["node_name"]: row for row in sorted(rows, key=lambda row: row["state"] == "ALIVE")}
 
 
 def _usage_by_node(dashboard: Dashboard) -> dict[str, dict[str, list[float]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.config.text import one_line
@@ -23,8 +24,7 @@ def ray_client(dashboard: Dashboard) -> JobSubmissionClient:
     """
     for name in ADDRESS_VARIABLES:  # they would win over the address given here
         os.environ.pop(name, None)
-    # Ray's client would send what is for this machine through a proxy of the environment.
-    os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"]))
+    _keep_token_from_others(dashboard)
     from ray.job_submission import JobSubmissionClient
 
     for module in ("dashboard_sdk", "job.sdk"):  # the commands say it shorter
@@ -36,3 +36,14 @@ def ray_client(dashboard: Dashboard) -> JobSubmissionClient:
             f"the cluster at {dashboard.url} does not answer any more ({one_line(error)[:200]}); "
             f"try again"
         ) from error
+
+
+def _keep_token_from_others(dashboard: Dashboard) -> None:
+    """Lets Ray's client reach the cluster itself, with its token.
+
+    What it is made of would take a proxy of the environment, and a password for that host, or for
+    any, from `~/.netrc` instead of the token.
+    """
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    hosts = ",".join(filter(None, [given, urlsplit(dashboard.url).hostname]))
+    os.environ.update(no_proxy=hosts, NO_PROXY=hosts, NETRC=os.devnull)

@@ -19,6 +19,7 @@ from rl_service.jobs.variables import ENTRYPOINT_MODULE
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _AFTER_KILL_S = 15.0  # from SIGKILL to the status that tells of it
+_PENDING_S = 5.0  # for a job that starts just now; Ray stops no other one before it has its place
 _POLL_S = 0.5
 
 Tell = Callable[[str], None]
@@ -81,10 +82,11 @@ def find_job(dashboard: Dashboard, wanted: str) -> Job:
 def stop_job(dashboard: Dashboard, job: Job, tell: Tell) -> Job:
     """Asks a job to stop, and waits until it has ended.
 
-    A training ends its iteration and saves before it does; after `STOP_WAIT_S` Ray kills it.
+    A training ends its iteration and saves before it does; after `STOP_WAIT_S` Ray kills it. One
+    that waits for its place hears of it when it has got it, so nobody waits for that.
 
     Returns:
-        The job as it is then.
+        The job as it is then: ended, or `PENDING` still.
 
     Raises:
         ClusterError: if the cluster does not answer.
@@ -98,6 +100,8 @@ def stop_job(dashboard: Dashboard, job: Job, tell: Tell) -> Job:
 
 def stop_all_local(tell: Tell) -> int:
     """Stops the jobs of the local cluster, all at once; a cluster that is dead has none.
+
+    Those that have not started yet have nothing to save, and are not waited for.
 
     Returns:
         How many have stopped; of the others `tell` hears why not.
@@ -120,6 +124,8 @@ def _stop_all(dashboard: Dashboard, jobs: list[Job], tell: Tell) -> int:
             _ask_to_stop(dashboard, job, tell)
             asked.append(job)
     for job in asked:
+        if job.status == "PENDING":
+            continue
         with _told(tell, job.id):
             ended.append(_wait_until_ended(dashboard, job, deadline))
     return len(ended)
@@ -150,12 +156,13 @@ def _deadline() -> float:
 def _wait_until_ended(dashboard: Dashboard, job: Job, deadline: float) -> Job:
     """The job as it ended; a dashboard that is slow or away for a while is asked again."""
     problem = ""
+    pending_until = time.monotonic() + _PENDING_S
     while time.monotonic() < deadline:
         try:
             job, problem = find_job(dashboard, job.id), ""
         except ClusterError as error:
             problem = f" ({error})"
-        if job.has_ended:
+        if job.has_ended or (job.status == "PENDING" and time.monotonic() > pending_until):
             return job
         time.sleep(_POLL_S)
     raise JobError(

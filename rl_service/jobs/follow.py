@@ -34,7 +34,8 @@ def follow_log(dashboard: Dashboard, job: Job, write: Write) -> Job:
     """Writes the log until the job ends.
 
     Returns:
-        The job as it ended.
+        The job as it ended. The end of the log is missing, and that is said, if it lies on a node
+        that has gone.
 
     Raises:
         ClusterError: if the cluster is out of reach for minutes; the job may go on.
@@ -52,7 +53,7 @@ async def _follow(dashboard: Dashboard, job: Job, write: Write) -> Job:
             shown = await _tail(client, job.id, shown, write)
             job = find_job(dashboard, job.id)
             if job.has_ended:
-                write(read_log(dashboard, job)[shown:])
+                write(_rest_of_log(dashboard, job, shown))
                 return job
             last_answer = time.monotonic()
         except ClusterError as error:
@@ -62,6 +63,13 @@ async def _follow(dashboard: Dashboard, job: Job, write: Write) -> Job:
                     f"rl-service jobs logs {job.id} --follow"
                 ) from error
         await asyncio.sleep(_RETRY_S)
+
+
+def _rest_of_log(dashboard: Dashboard, job: Job, shown: int) -> str:
+    try:
+        return read_log(dashboard, job)[shown:]
+    except ClusterError as error:
+        return f"note: what the log says last cannot be read ({error})\n"
 
 
 async def _tail(client: JobSubmissionClient, job_id: str, shown: int, write: Write) -> int:

@@ -28,14 +28,15 @@ _GIT_TIMEOUT_S = 60.0
 def project_files(folder: Path) -> dict[str, Path]:
     """The files of a project by their name in the zip.
 
-    In a git repository those that git has or would add. Elsewhere all but the usual leftovers and
-    what begins with a dot: keys and passwords lie there.
+    In a git repository those that git has or would add. Elsewhere all but the usual leftovers.
+    What begins with a dot travels only if git has it: keys and passwords lie there.
 
     Args:
         folder: the files below it.
     """
-    names = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    found = _visible(_walk(folder)) if names is None else names.split("\0")
+    tracked = _git(folder, "ls-files", "-z", "--cached")
+    new = _walk(folder) if tracked is None else _untracked(folder)
+    found = [*(tracked or "").split("\0"), *_visible(new)]
     files = {name: folder / name for name in found if name and _is_wanted(name)}
     return {name: path for name, path in sorted(files.items()) if path.is_file()}
 
@@ -59,8 +60,7 @@ def git_commit(folder: Path) -> str | None:
     if commit is None:
         return None
     changed = _git(folder, "diff", "-z", "--name-only", "--relative", "HEAD") or ""
-    added = _git(folder, "ls-files", "-z", "--others", "--exclude-standard") or ""
-    names = [*changed.split("\0"), *added.split("\0")]
+    names = [*changed.split("\0"), *_visible(_untracked(folder))]
     return commit.strip() + ("+" if any(name and _is_wanted(name) for name in names) else "")
 
 
@@ -129,6 +129,10 @@ def _check_size(folder: Path, files: Mapping[str, Path]) -> None:
 def _is_wanted(name: str) -> bool:
     first, *_ = parts = name.split("/")
     return not (first in _OUTPUTS and len(parts) > 1) and not set(parts) & set(_NEVER)
+
+
+def _untracked(folder: Path) -> list[str]:
+    return (_git(folder, "ls-files", "-z", "--others", "--exclude-standard") or "").split("\0")
 
 
 def _visible(names: Iterable[str]) -> Iterable[str]:

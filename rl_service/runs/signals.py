@@ -16,17 +16,31 @@ def interruptible() -> Iterator[None]:
     """Lets SIGTERM raise KeyboardInterrupt, as SIGINT does.
 
     Also where a shell has started the process with SIGINT ignored, as with `&`. Outside the main
-    thread, where Python delivers no signals, nothing changes.
+    thread nothing changes.
     """
+    with _handlers(_interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM pass without effect: what is half done here helps nobody."""
+    with _handlers(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _handlers(handler: signal._HANDLER) -> Iterator[None]:
+    """Puts a handler in place; not outside the main thread, where Python delivers no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    previous = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -68,7 +68,12 @@ def tune_experiment(
         max_concurrent = min(plan.tuning.max_concurrent or fitting, plan.tuning.num_samples)
         _announce(plan, storage, observer, max_concurrent, fitting)
         folder = stack.enter_context(storage.working_folder())
-        trackers = TrialTrackers(plan.space, folder, observer.on_message)
+        trackers = TrialTrackers(
+            plan.space,
+            folder,
+            # Files are told by where they are in the end.
+            lambda text: observer.on_message(text.replace(str(folder), str(storage))),
+        )
         stopping, scheduler = Stopping(), build_scheduler(plan)
         watch = Watch(
             observer,

@@ -145,6 +145,12 @@ def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
         for key, domain in space.items()
         if domain.when
     ]
+    found += [
+        f"search_space {key}: scheduler {name} hands one trial's settings to others, whose CPUs "
+        f"and GPUs stay what they were; fix it under settings, or take scheduler asha"
+        for key in _PLACES
+        if key in space
+    ]
     changeable = population_keys(tuning)
     if not changeable:
         found.append(
@@ -171,6 +177,14 @@ def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
     return found
 
 
+_PLACES = (
+    "resources.num_env_runners",
+    "resources.min_env_runners",
+    "resources.max_env_runners",
+    "resources.num_cpus_per_env_runner",
+    "resources.num_gpus",
+)
+"""Settings that say which CPUs and GPUs a trial has from its start to its end."""
 _NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
 
 

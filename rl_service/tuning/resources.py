@@ -9,15 +9,18 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_service.config.settings import ResourceSettings
+from rl_service.config.text import one_line
 from rl_service.errors import OutputError, ResourceError, SettingsError
 from rl_service.tuning.domains import Value
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.storage import ExperimentStorage
 
 _LEARNER_CPUS = 1.0
+_LOOK_TIMEOUT_S = 120.0  # a node that is busy starts a process in a minute
 _PLACED = ("num_env_runners", "num_cpus_per_env_runner", "num_gpus")
 _ELASTIC = ("min_env_runners", "max_env_runners")
 
@@ -134,8 +137,11 @@ def _can_place(bundles: list[dict[str, float]], nodes: list[Mapping[str, float]]
 def check_shared(storage: ExperimentStorage) -> None:
     """Makes sure that every node finds what another one writes.
 
+    A node that goes meanwhile need not: no trial will be there.
+
     Raises:
         OutputError: if the storage is a folder that some node does not share.
+        ResourceError: if a node does not answer.
     """
     folder = storage.local_path
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -144,22 +150,39 @@ def check_shared(storage: ExperimentStorage) -> None:
     marker = folder / f".shared-{uuid.uuid4().hex}"
     marker.touch()
     try:
-        look = ray.remote(num_cpus=0)(_exists)
-        strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-        seen = ray.get(
-            [look.options(scheduling_strategy=each).remote(str(marker)) for each in strategies]
-        )
+        blind = _blind(nodes, marker)
     finally:
         marker.unlink()
-    blind = [
-        node["NodeManagerAddress"] for node, found in zip(nodes, seen, strict=True) if not found
-    ]
     if blind:
         raise OutputError(
             f"the cluster has {len(nodes)} nodes, and {', '.join(blind)} cannot see {folder}: "
             f"trials there could not go on from checkpoints; give --storage a shared folder or a "
             f"URI such as s3://bucket/folder"
         )
+
+
+def _blind(nodes: list[dict[str, Any]], marker: Path) -> list[str]:
+    """Addresses of the nodes that do not see a file."""
+    look = ray.remote(num_cpus=0)(_exists)
+    strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    looks = [look.options(scheduling_strategy=each).remote(str(marker)) for each in strategies]
+    ray.wait(looks, num_returns=len(looks), timeout=_LOOK_TIMEOUT_S)
+    blind = []
+    for node, seen in zip(nodes, looks, strict=True):
+        try:
+            if not ray.get(seen, timeout=0):
+                blind.append(node["NodeManagerAddress"])
+        except RayError as error:
+            if _is_alive(node["NodeID"]):
+                raise ResourceError(
+                    f"node {node['NodeManagerAddress']} does not say whether it shares the storage "
+                    f"({one_line(error)[:200]}); see what it is doing, and try again"
+                ) from error
+    return blind
+
+
+def _is_alive(node_id: str) -> bool:
+    return any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes())
 
 
 def _exists(path: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from rl_service.errors import OutputError, SettingsError, TuningError
 from rl_service.files import output_errors
 
 PLAN_FILE = "tuning.yaml"
+LOG_FILE = "log.txt"
 DEFAULT_STORAGE = "runs"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,17 +129,39 @@ class ExperimentStorage:
             return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
 
     def names(self, pattern: str) -> list[str]:
-        """Names of the files that match a shell pattern."""
+        """Names of the files that match a shell pattern, which may begin with a plain folder."""
+        folder, _, pattern = f"{self._path}/{pattern}".rpartition("/")
         with self._reporting("read"):
-            found = self._filesystem.glob(f"{self._path}/{pattern}")
-        return [str(path).rpartition("/")[2] for path in found]
+            try:
+                # No glob, which would read the folder's own name as a pattern.
+                found = self._filesystem.ls(folder, detail=False)
+            except FileNotFoundError:
+                return []
+        names = [str(path).rstrip("/").rpartition("/")[2] for path in found]
+        return sorted(fnmatch.filter(names, pattern))
 
-    def put_folder(self, folder: Path, name: str) -> None:
-        """Copies a local folder of files into the experiment, over what is there."""
+    def put_folder(self, folder: Path, name: str = "") -> None:
+        """Copies a local folder with all that is in it into the experiment, over what is there.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
         with self._reporting("written"):
-            self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
-            for file in folder.iterdir():
-                self._filesystem.put_file(str(file), f"{self._path}/{name}/{file.name}")
+            for root, _, files in os.walk(folder):
+                below = Path(name, Path(root).relative_to(folder))
+                there = "/".join([self._path, *below.parts])
+                self._filesystem.makedirs(there, exist_ok=True)
+                for file in files:
+                    self._filesystem.put_file(f"{root}/{file}", f"{there}/{file}")
+
+    def remove_file(self, name: str) -> None:
+        """Takes a file away.
+
+        Raises:
+            OutputError: if it cannot be removed.
+        """
+        with self._reporting("written"):
+            self._filesystem.rm_file(f"{self._path}/{name}")
 
     def remove(self) -> None:
         """Takes the whole folder away."""
@@ -143,16 +169,35 @@ class ExperimentStorage:
             self._filesystem.rm(self._path, recursive=True)
 
     @contextlib.contextmanager
-    def working_folder(self) -> Iterator[Path]:
-        """A local folder: the experiment's own, or one for the time being."""
+    def working_folder(self, *continued: str) -> Iterator[Path]:
+        """A local folder of the experiment's name: its own, or one whose files it gets at the end.
+
+        Args:
+            continued: names of files that are written on, if they are there already.
+        """
         if self.local_path is not None:
             yield self.local_path
             return
-        folder = Path(tempfile.mkdtemp(prefix="rl-service-tuning-"))
+        with tempfile.TemporaryDirectory(
+            prefix="rl-service-tuning-", ignore_cleanup_errors=True
+        ) as parent:
+            folder = Path(parent, self.name)
+            folder.mkdir()
+            for name in continued:
+                if self.names(name):
+                    (folder / name).write_bytes(self.read_bytes(name))
+            try:
+                yield folder
+            finally:
+                self._keep(folder)
+
+    def _keep(self, folder: Path) -> None:
+        """Copies what is worth less than the experiment; one that was removed stays away."""
         try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if self.names(PLAN_FILE):
+                self.put_folder(folder)
+        except OutputError as error:
+            logger.warning("not kept: %s (%s)", ", ".join(sorted(os.listdir(folder))), error)
 
     @cached_property
     def _located(self) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -36,7 +36,7 @@ class TrialTrackers:
         self._space = space
         self._folder = folder
         self._notify = notify
-        self._told = False
+        self._told: set[str] = set()
         self._open: dict[str, list[Tracker]] = {}
 
     def log(self, trial: TrialView, result: Mapping[str, Any]) -> None:
@@ -76,6 +76,7 @@ class TrialTrackers:
         return build_trackers(Run(path, settings), settings, self._tell_once)
 
     def _tell_once(self, text: str) -> None:
-        if not self._told:
-            self._told = True
+        what = text.partition(":")[0]  # what follows is the trial's own: its URL, its folder
+        if what not in self._told:
+            self._told.add(what)
             self._notify(text)

@@ -6,11 +6,10 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any
+
+from rl_service.runs import StopRequest
 
 _SNAPSHOT_PERIOD_S = "5"
 
@@ -53,29 +52,11 @@ def _without_errors_of_its_end() -> Iterator[None]:
         log.setLevel(level)
 
 
-class Stopping:
-    """Notes the first SIGINT or SIGTERM, so that Tune can save and end.
-
-    The second one raises KeyboardInterrupt at once. Outside the main thread there are no signals.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[signal.Signals, Any] = {}
+class Stopping(StopRequest):
+    """A request on which Tune saves and ends; puts back what Tune has changed, too."""
 
     def __enter__(self) -> Stopping:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._receive)
-            # Tune's own handler takes its place, and stays when Tune has ended.
+        super().__enter__()
+        if self._previous:  # Tune's own handler of it stays when Tune has ended
             self._previous[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True

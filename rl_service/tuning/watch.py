@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle
+from ray.exceptions import RayActorError
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from rl_service.config.text import one_line
-from rl_service.errors import TuningError
+from rl_service.errors import OutputError, TuningError
 from rl_service.metrics import ENV_STEPS
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
 from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
@@ -70,26 +71,31 @@ def _status(status: str, result: Mapping[str, Any], *, goes_on: bool) -> TrialSt
 
 
 def _error(trial: Trial) -> str | None:
+    """Why a trial has failed for good."""
+    return _words(trial, _exception(trial)) if trial.status == Trial.ERROR else None
+
+
+def _words(trial: Trial, error: BaseException | None) -> str:
     """The exception's own words: Ray's begin with pages of a remote stack."""
-    if trial.status != Trial.ERROR:
-        return None
-    error = _exception(trial)
-    while error is not None and getattr(error, "cause", None) is not None:
-        error = error.cause  # type: ignore[attr-defined]
     text = str(error or trial.get_error() or "its process died").strip()
     lines = [line for line in text.splitlines() if line.strip()]
     return one_line(lines[-1] if lines else type(error).__name__)
 
 
 def _exception(trial: Trial) -> BaseException | None:
-    """What the trial's process raised; None if that cannot be read, or it was killed."""
+    """What the trial's process raised, or a RayActorError if it died; None if unreadable."""
     here = trial.pickled_error_file  # from which Tune copies it to the storage, after a while
+    error: Any
     try:
         if here is not None and Path(here).exists():
-            return cloudpickle.loads(Path(here).read_bytes())  # type: ignore[no-any-return]
-        return trial.get_pickled_error()  # type: ignore[no-any-return]
+            error = cloudpickle.loads(Path(here).read_bytes())
+        else:
+            error = trial.get_pickled_error()
     except Exception:  # an error that cannot be unpickled is one all the same
         return None
+    while getattr(error, "cause", None) is not None:
+        error = error.cause
+    return error  # type: ignore[no-any-return]
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -124,6 +130,7 @@ class Watch(Callback):  # type: ignore[misc]
         self._expected = frozenset(expected)
         self._storage = storage
         self._backed_up_at = time.monotonic()
+        self._told_of_copies = False
         self._should_stop = should_stop
         self._space = space
         self._cut: set[str] = set()
@@ -143,11 +150,19 @@ class Watch(Callback):  # type: ignore[misc]
             )
         self._expected = frozenset()
         if time.monotonic() - self._backed_up_at > _BACKUP_PERIOD_S:
-            back_up(self._storage)
+            self._back_up()
             self._backed_up_at = time.monotonic()
         if self._should_stop():
             self._cut = {trial.trial_id for trial in trials if not trial.is_finished()}
             signal.raise_signal(signal.SIGUSR1)  # on which Tune saves and ends
+
+    def _back_up(self) -> None:
+        try:
+            back_up(self._storage)
+        except OutputError as error:  # Tune itself goes on without its snapshot, too
+            if not self._told_of_copies:
+                self._observer.on_message(f"no copy of the snapshot for now: {error}")
+            self._told_of_copies = True
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial has a place."""
@@ -172,10 +187,12 @@ class Watch(Callback):  # type: ignore[misc]
         self._tell(trials)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
-        """A trial's process died, and it will start again."""
+        """A trial failed, or its process died, and it will start again."""
+        error = _exception(trial)
+        died = isinstance(error, RayActorError) and not error.actor_init_failed
+        what = "lost its process or node" if died else f"failed ({_words(trial, error)})"
         self._observer.on_message(
-            f"trial {trial.trial_id} lost its process or node; it starts again from its last "
-            f"checkpoint"
+            f"trial {trial.trial_id} {what}; it starts again from its last checkpoint"
         )
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:

@@ -88,6 +88,13 @@ def test_actors_that_wait_bring_nodes_and_idle_nodes_go(
     assert len(names) == 3
     driver.ask("end")
     wait_for(lambda: scaling_cluster.nodes() == ["head"], "nodes that go")
+    folders = [Path(scaling_cluster.state.folder, name) for name in names - {"head"}]
+    wait_for(
+        lambda: all(
+            [f.name for f in folder.glob("session_2*/*")] == ["logs"] for folder in folders
+        ),
+        "folders with logs alone",
+    )
     deaths = driver.ask("deaths")
     assert {deaths[name] for name in names - {"head"}} == {DRAINED_IDLE}
 

@@ -139,6 +139,7 @@ def test_keys_of_the_storage_reach_trials_and_nobody_else(
     status, out, err = cluster.run(*submit, **key)
     assert status == 0, out + err
     assert list(store.glob("*/trial_*/checkpoint_*/result.json"))
+    assert list(store.glob("*/log.txt"))
     assert "of-these-tests" not in cluster.api("/api/jobs/")
     assert "of-these-tests" not in cluster.api("/api/v0/actors?detail=true")
     kept = [path for path in store.rglob("*") if path.is_file()]

@@ -128,10 +128,9 @@ def test_a_node_dies_with_all_that_is_on_it_and_the_head_never(start: Start, hom
     [kill] = unleash(cluster, "nodes", iter([Moment(0.0, 0.6)]), max_kills=1)
     assert kill.victim == Victim("worker-10", leaders["worker-10"])
     assert victims(cluster, "workers") == []
-    [kill] = unleash(cluster, "nodes", iter([Moment(0.0, 0.0)]), max_kills=1)
+    # After the last one there is no moment to wait for.
+    [kill] = unleash(cluster, "nodes", iter([Moment(0.0, 0.0)]))
     assert kill.victim == Victim("worker-9", leaders["worker-9"])
-    with pytest.raises(ClusterError, match="they do not come back"):
-        list(unleash(cluster, "nodes", plan(0.01, 0)))
     assert command_line(head)
 
 

@@ -29,6 +29,15 @@ class Answers(BaseHTTPRequestHandler):
             self._send(200, json.dumps({"ray_version": "2.60.0"}))
         elif self.path == "/api/v0/cluster_metadata":
             self._send(200, json.dumps({"data": {"pythonVersion": "3.11.9"}}))
+        elif self.path == "/api/v0/nodes?limit=10000":
+            result = [{"node_name": "worker-1", "state": "ALIVE"}]
+            self._send(200, json.dumps({"data": {"result": {"result": result}}}))
+        elif self.path == "/api/v0/nodes":
+            self._send(429, "Max number of in-progress requests=100 reached.")
+        elif self.path == "/api/jobs/one/logs":
+            self._send(
+                500, "Traceback (most recent call last):\n  ...\nOSError: the node is gone\n"
+            )
         else:
             self._send(200, "<html>")
 
@@ -75,6 +84,26 @@ def test_a_missing_and_a_wrong_token_are_told_apart(
 def test_what_is_no_ray_dashboard_is_told_with_the_usual_ports(url: str) -> None:
     with pytest.raises(ClusterError, match=r"no Ray dashboard; .*:8265 \(6379"):
         Dashboard(url, TOKEN).get("/")
+
+
+def test_more_nodes_are_listed_than_ray_s_usual_hundred(url: str) -> None:
+    assert Dashboard(url, TOKEN).nodes() == [{"node_name": "worker-1", "state": "ALIVE"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "/api/v0/nodes",
+            "429 Too Many Requests (Max number of in-progress requests=100 reached.)",
+        ),
+        ("/api/jobs/one/logs", "500 Internal Server Error (OSError: the node is gone)"),
+    ],
+)
+def test_a_dashboard_that_fails_says_why(url: str, path: str, said: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        Dashboard(url, TOKEN).get(path)
+    assert str(error.value).startswith(f"the dashboard at {url} answered {said}; try again, or")
 
 
 def test_an_address_where_nobody_listens_is_told_with_what_to_do() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import signal
 import socket
 import stat
 import subprocess
@@ -12,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cluster import local, nodes, state
+from rl_service.cluster import local, nodes, processes, state
 from rl_service.cluster.local import end_cluster, start_cluster
+from rl_service.cluster.processes import CLUSTER_MARK
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.cluster.status import cluster_status
 from rl_service.errors import ClusterError, SettingsError
 from rl_service.ports import LOOPBACK, usable_port
+from rl_service.runs.signals import interruptible
 
 TOKEN_PATH = Path("/home/me/.rl-service/cluster.token")
 
@@ -84,6 +88,25 @@ def test_a_node_that_fails_to_start_is_told_with_its_last_error(tmp_path: Path) 
     process.wait()
     with pytest.raises(ClusterError, match=r"node head .* \(OSError: no room\); free memory"):
         nodes.check_started("head", process, log)
+
+
+def test_of_a_dead_node_s_folder_only_logs_stay(tmp_path: Path) -> None:
+    session = tmp_path / "session_2030"
+    for name in (
+        "logs/job-driver-one.log",
+        "sockets/raylet",
+        "ray_spilled_objects_0/one",
+        "x.json",
+    ):
+        (session / name).parent.mkdir(parents=True, exist_ok=True)
+        (session / name).write_text(name)
+    (tmp_path / "session_latest").symlink_to(session)
+    nodes.keep_only_logs(tmp_path)
+    assert [path for path in session.rglob("*") if path.is_file()] == [
+        session / "logs/job-driver-one.log"
+    ]
+    assert [path.name for path in session.iterdir()] == ["logs"]
+    nodes.keep_only_logs(tmp_path / "never started")
 
 
 def test_a_port_that_is_taken_is_one_line_and_0_takes_a_free_one() -> None:
@@ -168,9 +191,62 @@ def test_down_cleans_up_after_a_dead_cluster(tmp_path: Path, failing_ray: Path) 
     assert end_cluster() is None
 
 
+def test_a_signal_does_not_end_the_clean_up_half_done(
+    failing_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_dead_cluster(failing_ray.parent / "gone")
+
+    def end(*_: object) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    monkeypatch.setattr(processes, "end_processes", end)
+    with interruptible():
+        end_cluster()
+    assert state.load_cluster() is None
+
+
+def test_a_cluster_of_another_machine_is_named_and_left_alone(
+    tmp_path: Path, failing_ray: Path
+) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    state.create_token()
+    save_dead_cluster(folder)
+    cluster = state.load_cluster()
+    assert cluster is not None
+    state.save_cluster(cluster.model_copy(update={"host": "elsewhere"}))
+    kept = sorted(state.home_folder().iterdir())
+    refused = r"is that of elsewhere, .*; go there, set RL_SERVICE_HOME"
+    for command in (start_one, end_cluster, cluster_status):
+        with pytest.raises(ClusterError, match=refused):
+            command()
+    assert folder.exists()
+    assert [path for path in kept if not path.exists()] == []
+
+
+def test_a_machine_that_was_renamed_still_has_its_cluster(
+    failing_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.home_folder().mkdir()
+    monkeypatch.setenv(CLUSTER_MARK, "0123")
+    with subprocess.Popen(["sleep", "100"]) as process:
+        save_cluster(process.pid, failing_ray.parent / "renamed", host="before")
+        assert end_cluster() is not None
+    assert process.returncode == -signal.SIGTERM
+
+
+def start_one() -> None:
+    start_cluster(num_nodes=1, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+
+
 def save_dead_cluster(folder: Path) -> None:
     state.home_folder().mkdir(exist_ok=True)
     ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    save_cluster(int(ended.stdout), folder)
+
+
+def save_cluster(pid: int, folder: Path, host: str = platform.node()) -> None:
     state.save_cluster(
         LocalCluster(
             id="0123",
@@ -178,6 +254,7 @@ def save_dead_cluster(folder: Path) -> None:
             dashboard_url="http://127.0.0.1:7001",
             folder=str(folder),
             started_at="2030-01-01T00:00:00+00:00",
-            nodes=[Node(name="head", pid=int(ended.stdout), num_cpus=2)],
+            nodes=[Node(name="head", pid=pid, num_cpus=2)],
+            host=host,
         )
     )

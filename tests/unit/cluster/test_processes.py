@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,12 @@ def test_a_leader_whose_number_is_another_process_by_now_is_not_hit(start: Marke
     other = start("b", "head")
     assert processes.end_processes("a", [other, os.getpid()])
     assert processes.is_running("b", other)
+
+
+def test_arguments_that_are_no_text_are_shown_as_far_as_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes(b"sleep\0\xff\0")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert processes.command_line(7) == "sleep \ufffd"

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+import typer
 
 from rl_service.cli import jobs as jobs_command
 from rl_service.cluster import processes, state
@@ -31,6 +32,8 @@ class FakeCluster(ThreadingHTTPServer):
         self.entrypoints: dict[str, str] = {}
         self.deaf: set[str] = set()
         """Jobs whose stopping drops the connection."""
+        self.waiting: set[str] = set()
+        """Jobs that have no place, and do not hear that they are to stop."""
         self.drops_left = 0
         """Listings that drop the connection, after the first stop."""
         self.asked = 0
@@ -67,7 +70,8 @@ class _Routes(BaseHTTPRequestHandler):
         job = self.path.split("/")[3]
         self.server.asked += 1
         if job not in self.server.deaf:
-            self.server.jobs[job] = "STOPPED"
+            if job not in self.server.waiting:
+                self.server.jobs[job] = "STOPPED"
             self._send({"stopped": True})
 
     def _send(self, content: Any) -> None:
@@ -85,6 +89,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[FakeClus
     """It is the local cluster, as far as files and the marks of processes tell."""
     monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path))
     monkeypatch.setattr(processes, "_environment", lambda pid: {b"RL_SERVICE_CLUSTER_ID=0123"})
+    for name in ("NO_PROXY", "no_proxy", "NETRC"):  # which Ray's client changes
+        monkeypatch.setenv(name, "")
     state.create_token()
     with FakeCluster() as server:
         state.save_cluster(
@@ -129,6 +135,30 @@ def test_one_job_that_cannot_be_asked_keeps_no_other_from_saving(cluster: FakeCl
         "note: one may have lost what came after ",
         "asked two to stop; a training ends its i",
     ]
+
+
+def test_a_job_without_a_place_is_told_to_be_pending_soon(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "_PENDING_S", 0.7)
+    cluster.jobs, cluster.waiting = {"one": "PENDING"}, {"one"}
+    with pytest.raises(typer.Exit) as exit_:
+        jobs_command.stop_job("one", address=cluster.url)
+    assert exit_.value.exit_code == 1
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("one is pending still: it waits for its CPUs and GPUs")
+
+
+def test_a_job_that_starts_just_now_is_waited_for(cluster: FakeCluster) -> None:
+    cluster.jobs = {"one": "PENDING"}
+    dashboard = Dashboard(cluster.url)
+    assert stop_job(dashboard, find_job(dashboard, "one"), print).status == "STOPPED"
+
+
+def test_the_end_of_a_cluster_waits_for_no_job_without_a_place(cluster: FakeCluster) -> None:
+    cluster.jobs, cluster.waiting = {"one": "PENDING", "two": "RUNNING"}, {"one"}
+    assert stop_all_local(print) == 1
+    assert cluster.jobs == {"one": "PENDING", "two": "STOPPED"}
 
 
 def test_a_job_that_does_not_end_is_told_with_why_nothing_is_known(

@@ -9,7 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rl_service.jobs.follow import _tail
+from rl_service.cluster.dashboard import Dashboard
+from rl_service.errors import ClusterError
+from rl_service.jobs import follow
+from rl_service.jobs.control import Job
+from rl_service.jobs.follow import _tail, follow_log
 
 LOG = ["first\n", "second\nthird\n", "fourth\n"]
 
@@ -43,3 +47,21 @@ def test_after_a_break_only_what_is_new_is_shown(error: Exception) -> None:
         after.append("".join(written))
     assert after == [LOG[0], LOG[0] + LOG[1], LOG[0] + LOG[1], "".join(LOG)]
     assert shown == len("".join(LOG))
+
+
+def test_a_job_whose_log_went_with_its_node_has_ended_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(Job._fields)
+    ended = Job(**nothing | {"id": "one", "status": "FAILED"})
+
+    def answer(*_: object) -> None:
+        raise ClusterError("the dashboard answered 500")
+
+    monkeypatch.setattr(follow, "ray_client", lambda _: Breaking(RuntimeError("closed"), [1, 3]))
+    monkeypatch.setattr(follow, "find_job", lambda *_: ended)
+    monkeypatch.setattr(Dashboard, "get", answer)
+    written: list[str] = []
+    assert follow_log(Dashboard("http://head:8265"), ended, written.append) is ended
+    note = "note: what the log says last cannot be read (the dashboard answered 500)\n"
+    assert written == [LOG[0], note]

@@ -43,6 +43,19 @@ def test_in_a_repository_what_git_ignores_stays_and_what_is_new_goes(repository:
     assert list(found) == [".gitignore", "new.py", "sub/other.py", "tracked.py"]
 
 
+def test_in_a_repository_what_is_hidden_goes_only_if_git_has_it(repository: Path) -> None:
+    write(repository, ".config/tracked.yaml")
+    git(repository, "add", ".config")
+    clean = staging.git_commit(repository)
+    write(repository, ".env", ".aws/credentials", "sub/.netrc", ".config/new.yaml")
+    found = staging.project_files(repository)
+    assert [name for name in found if name.startswith(".")] == [
+        ".config/tracked.yaml",
+        ".gitignore",
+    ]
+    assert staging.git_commit(repository) == clean
+
+
 def test_from_a_folder_in_a_repository_only_that_folder_goes(repository: Path) -> None:
     write(repository, "sub/x.log")
     assert list(staging.project_files(repository / "sub")) == ["other.py"]

@@ -106,6 +106,13 @@ def test_settings_files_and_tuning_files_are_told_apart(tmp_path: Path) -> None:
             {"scheduler": PBT, "search_space": {"model.hidden_sizes": {"choice": [[8], [16]]}}},
             "scheduler pbt changes algorithm.* settings",
         ),
+        (
+            {
+                "scheduler": PBT,
+                "search_space": {**LR, "resources.num_env_runners": {"choice": [0, 1]}},
+            },
+            "search_space resources.num_env_runners: scheduler pbt hands one trial's settings",
+        ),
         ({"scheduler": PBT, "num_samples": 1}, "needs a population"),
         (
             {"scheduler": PBT, "search_alg": {"objectives": ["score", "env_steps_per_s"]}},

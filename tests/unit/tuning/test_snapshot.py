@@ -46,6 +46,39 @@ def test_a_half_written_snapshot_is_replaced_by_its_copy(
     assert storage.read_bytes(SEARCHER) == b"whole."
 
 
+@pytest.mark.parametrize("left", [b"", b'{"tr'])
+def test_a_first_snapshot_that_is_cut_short_leaves_that_of_the_process_before(
+    storage: ExperimentStorage, left: bytes
+) -> None:
+    write(storage, "a")
+    back_up(storage)
+    storage.write("experiment_state-2026-01-02.json", left)  # and the disk is full
+    back_up(storage)
+    assert saved_trials(storage) == {"a"}
+    assert storage.names("*-2026-*") == [STATE, SEARCHER]  # Tune takes the newest of each
+
+
+def test_it_is_found_in_the_copy_if_what_tune_wrote_over_is_cut_short_too(
+    storage: ExperimentStorage,
+) -> None:
+    write(storage, "a")
+    back_up(storage)
+    for name in (STATE, SEARCHER, "experiment_state-2026-01-02.json"):
+        storage.write(name, b"")
+    assert saved_trials(storage) == {"a"}
+    assert storage.read_bytes(SEARCHER) == b"whole."
+    assert storage.names("*-2026-*") == [STATE, SEARCHER]
+
+
+def test_a_later_process_s_copy_goes_before_an_earlier_snapshot(storage: ExperimentStorage) -> None:
+    write(storage, "a")
+    write(storage, "a", "b", day=2)
+    back_up(storage)
+    storage.write("searcher-state-2026-01-02.pkl", b"who")
+    assert saved_trials(storage) == {"a", "b"}
+    assert storage.read_bytes("searcher-state-2026-01-02.pkl") == b"whole."
+
+
 def test_without_a_copy_it_is_not_taken_for_none(storage: ExperimentStorage) -> None:
     write(storage, "a")
     storage.write(STATE, b"")
