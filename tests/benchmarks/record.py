@@ -55,7 +55,11 @@ class Record(NamedTuple):
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.raw_path, json.dumps(entries, indent=1) + "\n")
-        _write(self.folder / f"{self.name}-tables.md", self._page(entries, tables))
+        _write(self.page_path, self.page(tables))
+
+    @property
+    def page_path(self) -> Path:
+        return self.folder / f"{self.name}-tables.md"
 
     def _read(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
@@ -63,7 +67,13 @@ class Record(NamedTuple):
             entries = json.loads(self.raw_path.read_text(encoding="utf-8"))
         return entries
 
-    def _page(self, entries: dict[str, Any], tables: Mapping[str, Tables]) -> str:
+    def page(self, tables: Mapping[str, Tables]) -> str:
+        """The tables of all that is recorded, in Markdown.
+
+        Args:
+            tables: by benchmark, in the order of the page.
+        """
+        entries = self._read()
         parts = [
             f"# {self.title}: tables\n",
             f"Written by `{self.command}`; raw numbers of every repeat in "
