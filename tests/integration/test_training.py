@@ -17,6 +17,7 @@ from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import (
     ResourceSettings,
 )
+from rl_service.envs.episodes import episode_seed
 from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.policies import load_bundle
 from rl_service.runs import Run
@@ -230,6 +231,32 @@ def test_a_checkpoint_of_other_nets_is_refused(tmp_path: Path, build: Any) -> No
     other = build(small_settings(GPT2))
     with pytest.raises(CheckpointError, match="is of model mlp, the settings say gpt2_critic"):
         other.load_checkpoint(str(tmp_path))
+
+
+def test_another_number_of_envs_plays_no_episode_again(
+    tmp_path: Path, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[tuple[int, ...]] = []
+
+    def recorded(*stream: int) -> int:
+        streams.append(stream)
+        return episode_seed(*stream)
+
+    monkeypatch.setattr("rl_service.envs.episodes.episode_seed", recorded)
+    settings = small_settings()
+    first = build(settings)
+    for _ in range(3):
+        first.train()
+    first.save_checkpoint(str(tmp_path))
+    before = set(streams)
+    assert len(before) >= 4
+    streams.clear()
+    four = settings.resources.model_copy(update={"num_envs_per_env_runner": 4})
+    resumed = build(settings.model_copy(update={"resources": four}))
+    resumed.load_checkpoint(str(tmp_path))
+    resumed.train()
+    assert len(streams) >= 4
+    assert before.isdisjoint(streams)
 
 
 def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build: Any) -> None:
