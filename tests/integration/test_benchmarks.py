@@ -52,7 +52,7 @@ def in_this_process(path: str, **arguments: Any) -> Iterator[Any]:
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     "name",
-    [n for n, b in BENCHMARKS.items() if not (b.needs_stable_baselines3 or b.runs_commands)],
+    [n for n, b in BENCHMARKS.items() if not (b.needs_stable_baselines3 or b.tried_elsewhere)],
 )
 def test_a_benchmark_measures_and_its_tables_are_recorded(name: str, tmp_path: Path) -> None:
     raw = BENCHMARKS[name].measure(in_this_process, True)

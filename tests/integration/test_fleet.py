@@ -203,25 +203,6 @@ def test_workers_that_were_ended_while_they_sampled_do_not_come_back(build: Any)
         assert time.monotonic() < deadline
 
 
-def test_no_more_workers_are_asked_for_than_find_room(tmp_path: Path) -> None:
-    greedy = {"max_env_runners": 6, "autoscaling_policy": "tests.scaling:six"}
-    trainer = Trainer(settings_of(num_env_runners=1, **greedy))
-    fleet = trainer.algo.fleet
-    assert fleet is not None
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while len(fleet.ready) < 4:
-            assert time.monotonic() < deadline
-            assert trainer.iterate()["num_env_runners_target"] <= 4
-        until = time.monotonic() + 12.0  # more than two answers of Ray
-        while time.monotonic() < until:
-            row = trainer.iterate()
-            assert (row["num_env_runners_target"], fleet.num_starting) == (4, 0)
-    finally:
-        trainer.close()
-    assert row["scaling_reason"].endswith("the cluster has room for 4")
-
-
 class LosesAll(Recorder):
     """Lets no environment be made any more, and kills all workers, after two iterations."""
 

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import ray
 
+from rl_service import capacity
 from rl_service.algorithms.sampling import BatchSampler
+from rl_service.config.settings import ResourceSettings
 from rl_service.errors import WorkersLostError
+from rl_service.metrics import ENV_STEPS
 from rl_service.rollout import fleet as fleet_module
 from rl_service.rollout import starting
 from rl_service.rollout.fleet import Fleet, FleetState
+from rl_service.rollout.scaling import Scaling
 from tests.plain_workers import FAILS, HANGS, Plain
 from tests.small_runs import small_settings
 
@@ -144,6 +148,33 @@ def test_a_checkpoint_keeps_the_state_of_those_that_are_not_back_yet(plain: Fixt
     assert fleet.state().workers == states
     poll_until(fleet, lambda: list(fleet.ready) == [4, 7])
     assert (fleet.state().workers, fleet.state().next_index) == (states, 9)
+
+
+def test_no_more_workers_are_asked_for_than_find_room(
+    plain: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "_LIFETIME_S", 0.2)
+    resources = ResourceSettings(
+        num_env_runners=1,
+        max_env_runners=6,
+        num_cpus_per_env_runner=0.5,
+        autoscaling_policy="tests.scaling:six",
+    )
+    fleet = plain.fleet(1, num_cpus=0.5)
+    fleet.start(1)
+    scaling = Scaling(resources, fleet)
+    times = ("sample_time_s", "learn_time_s", "learn_actor_time_s", "iteration_time_s")
+    row = {**dict.fromkeys(times, 1.0), ENV_STEPS: 0}
+    rows = []
+    while len(rows) < 60:
+        rows.append(scaling.rescale(row | {"training_iteration": len(rows) + 1}, 1))
+        fleet.poll()
+        time.sleep(0.05)
+    targets = [each["num_env_runners_target"] for each in rows]
+    assert targets == [3] + [4] * 59  # two at a time
+    assert rows[-1]["scaling_reason"].endswith("the cluster has room for 4")
+    poll_until(fleet, lambda: len(fleet.ready) == 4)
+    assert fleet.num_starting == 0
 
 
 def test_workers_that_all_die_while_they_sample_end_the_run(plain: Fixture, build: Any) -> None:

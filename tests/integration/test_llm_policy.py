@@ -63,7 +63,7 @@ def on(base_model: Path, **changes: Any) -> LLMPolicyConfig:
 @pytest.mark.parametrize(
     ("model", "algorithm", "env", "workers"),
     [
-        (SMALL, PPOSettings, "CartPole-v1", 2),
+        (SMALL, PPOSettings, "CartPole-v1", 0),
         (SMALL, A2CSettings, "Pendulum-v1", 0),
         (SMALL, TRPOSettings, "Pendulum-v1", 0),
         (LORA, PPOSettings, "Pendulum-v1", 2),
@@ -72,8 +72,8 @@ def on(base_model: Path, **changes: Any) -> LLMPolicyConfig:
         (FULL, TRPOSettings, "Pendulum-v1", 0),
         (TOKENS, PPOSettings, "CartPole-v1", 0),
         (TOKENS, TRPOSettings, "CartPole-v1", 0),
-        (ON_GPT2, PPOSettings, "CartPole-v1", 2),
-        (SMALL.model_copy(update=ON_FEATURES), PPOSettings, "Pendulum-v1", 2),
+        (ON_GPT2, PPOSettings, "CartPole-v1", 0),
+        (SMALL.model_copy(update=ON_FEATURES), PPOSettings, "Pendulum-v1", 0),
         (LORA.model_copy(update=ON_FEATURES), TRPOSettings, "CartPole-v1", 0),
         (TOKENS.model_copy(update=ON_FEATURES), A2CSettings, "CartPole-v1", 0),
     ],
