@@ -14,6 +14,7 @@ OWN_RAY = "RL_SERVICE_OWN_RAY"
 """Variable of the processes of a Ray that a command of ours has started for itself."""
 
 _LIFETIME_S = 5.0  # of an answer: asking takes some milliseconds
+_MEMORY_S = 60.0  # a process takes up to a minute to start on a cold or busy node
 
 
 def cpus_now() -> float:
@@ -44,28 +45,29 @@ class Capacity:
 
     Args:
         cpus_per_worker: logical CPUs of each.
-        count_placed: workers that have their CPUs.
+        count_held: workers that have their CPUs, or whose CPUs are kept for them.
     """
 
-    def __init__(self, cpus_per_worker: float, count_placed: Callable[[], int]) -> None:
+    def __init__(self, cpus_per_worker: float, count_held: Callable[[], int]) -> None:
         self._cpus_per_worker = cpus_per_worker
-        self._count_placed = count_placed
-        self._answers: list[int | None] = []
-        self._asked_at = 0.0
+        self._count_held = count_held
+        self._answers: list[tuple[float, int | None]] = []
+        """When Ray was asked, and what followed."""
 
     def placeable(self) -> int | None:
         """Workers that can be had, those that are there included; None if nobody knows a bound.
 
-        The larger of the last two answers: what a dead worker leaves is free a moment later.
+        The largest answer of the last minute: the CPUs of a worker that has just died, or whose
+        process is being started, are for a while neither free nor known to be its own.
         """
         if self._cpus_per_worker == 0.0:
             return None
         now = time.monotonic()
-        if not self._answers or now - self._asked_at > _LIFETIME_S:
-            self._asked_at = now
-            self._answers = [*self._answers[-1:], self._ask()]
-        known = [answer for answer in self._answers if answer is not None]
-        return max(known) if len(known) == len(self._answers) else None
+        if not self._answers or now - self._answers[-1][0] > _LIFETIME_S:
+            recent = [answer for answer in self._answers if now - answer[0] < _MEMORY_S]
+            self._answers = [*recent, (now, self._ask())]
+        known = [workers for _, workers in self._answers if workers is not None]
+        return max(known) if self._answers[-1][1] is not None else None
 
     def _ask(self) -> int | None:
         coming = coming_cpus()
@@ -73,8 +75,7 @@ class Capacity:
             return None
         # A worker needs a node that has all its CPUs.
         free = [node.get("CPU", 0.0) for node in available_resources_per_node().values()]
-        # Asked after what is free: whoever gets its place meanwhile counts twice, not never.
-        return self._count_placed() + sum(self._workers_on(cpus) for cpus in [*free, coming])
+        return self._count_held() + sum(self._workers_on(cpus) for cpus in [*free, coming])
 
     def _workers_on(self, cpus: float) -> int:
         return int(cpus / self._cpus_per_worker + 1e-6)  # 0.3 / 0.1 is less than 3

@@ -17,7 +17,7 @@ from rl_service.config.settings import Settings
 from rl_service.envs.failures import FailedEpisode
 from rl_service.errors import TrainingFailedError
 from rl_service.rollout.actors import reason_of
-from rl_service.rollout.fleet import Fleet, Worker
+from rl_service.rollout.fleet import Fleet, Worker, all_lost
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import Broadcast, Sampled, VectorRolloutWorker
 
@@ -110,8 +110,8 @@ class BatchSampler:
                 barren_since = None
             elif barren_since is None:
                 barren_since = time.monotonic()
-            elif time.monotonic() - barren_since > fleet.lost_timeout_s:
-                raise fleet.all_lost()
+            elif (waited_s := time.monotonic() - barren_since) > fleet.lost_timeout_s:
+                raise all_lost(waited_s)
         return parts
 
     def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Sampled]:
@@ -136,7 +136,8 @@ class BatchSampler:
             _, waiting = ray.wait(
                 waiting, num_returns=len(waiting), timeout=max(due_s, _LEAST_WAIT_S)
             )
-            alive_at |= _signs_of_life({ref: asked[ref] for ref in waiting})
+            for ref, at in _signs_of_life({ref: asked[ref] for ref in waiting}).items():
+                alive_at[ref] = max(alive_at[ref], at)  # its last step may be of the last batch
             now = time.monotonic()
             for ref in [ref for ref in waiting if now - alive_at[ref] > timeout_s]:
                 waiting.remove(ref)

@@ -7,12 +7,13 @@ with old ones; and whoever is wanted beyond what there is room for waits as a pe
 is the demand that Ray's autoscaler sees, it ends with the training, and several trainings do not
 overwrite each other's, as they would with `request_resources`.
 
-All methods are to be called by one thread at a time.
+All methods but `stop` are to be called by one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,14 +23,16 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.util import get_current_placement_group
 
 from rl_service.errors import TrainingFailedError, WorkersLostError
 from rl_service.rollout.actors import reason_of
-from rl_service.rollout.starting import BackOff, Spawn, Starts
+from rl_service.rollout.starting import BackOff, Spawn, Start, Starts
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+_LONGEST_BACKOFF_S = 60.0
 _LEAVING_S = 10.0  # to close its environments
 _CALL_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 180.0  # on a busy machine; on a busy cluster some may never find room
@@ -80,23 +83,30 @@ class Fleet:
         """Time that workers have been ready, summed over them."""
         self.ready: dict[int, Worker] = {}
         self._start_timeout_s = max(lost_timeout_s, _START_TIMEOUT_S)
+        self._num_reserved = num_reserved
         self._starts = Starts(spawn, num_reserved, self._start_timeout_s)
         self._leaving: list[tuple[ActorHandle, ray.ObjectRef, float]] = []
         self._proven: set[int] = set()
         """Workers that have brought samples home."""
         self._num_unreplaced = 0
-        self._back_off = BackOff()
-        self._counted_at: float | None = None
-        """Until when `worker_hours` are counted; None: the fleet is not running."""
+        self._back_off = BackOff(min(_LONGEST_BACKOFF_S, lost_timeout_s / 2))
+        self._lock = threading.RLock()
+        """Held while workers come and go, so that nobody comes while all are ended."""
+        self._is_running = False
+        self._counted_at = 0.0
+        """Until when `worker_hours` are counted."""
 
     @property
     def num_starting(self) -> int:
         """Workers that were asked for and are not ready: they start, or wait for room."""
         return len(self._starts)
 
-    def count_placed(self) -> int:
-        """Workers that have their CPUs, whether they are ready or still start."""
-        return len(self.ready) + self._starts.count_placed()
+    def count_held(self) -> int:
+        """Workers that have their CPUs, or whose CPUs a Tune trial keeps for them."""
+        there: list[Worker | Start] = [*self.ready.values(), *self._starts.placed()]
+        if get_current_placement_group() is None:
+            return len(there)
+        return self._num_reserved + sum(not each.is_reserved for each in there)
 
     def tell(self, message: str) -> None:
         """Gives the user a line, and writes it to the log."""
@@ -112,8 +122,9 @@ class Fleet:
         Raises:
             TrainingFailedError: if one of them fails while it starts.
         """
-        if self._counted_at is not None:
+        if self._is_running:
             return
+        self._is_running = True
         started = self._counted_at = time.monotonic()
         reminded = False
         while len(self.ready) < min(enough, self.size):
@@ -122,7 +133,7 @@ class Fleet:
             self._admit(must_start=True)
             waited_s = time.monotonic() - started
             if not self.ready and waited_s > self._start_timeout_s:
-                raise self.all_lost()
+                raise all_lost(waited_s)
             if self.ready and waited_s > _START_TIMEOUT_S:
                 self.tell(f"{self._how_many_are_ready(waited_s)}; the others join when they can")
                 return
@@ -134,26 +145,31 @@ class Fleet:
         return f"{len(self.ready)} of {self.size} rollout workers are ready after {waited_s:.0f} s"
 
     def stop(self) -> None:
-        """Ends all workers at once; a fleet can be started anew afterwards."""
-        self._counted_at = None
-        self._starts.call_off(len(self._starts))
-        leaving = [actor for actor, _, _ in self._leaving]
-        for actor in [*(each.actor for each in self.ready.values()), *leaving]:
+        """Ends all workers at once, whoever polls; a fleet can be started anew afterwards."""
+        with self._lock:
+            self._is_running = False
+            actors = [each.actor for each in self.ready.values()]
+            actors += [actor for actor, _, _ in self._leaving]
+            self.ready, self._leaving = {}, []
+            for is_reserved in (False, True):
+                self._starts.call_off(len(self._starts), is_reserved)
+        for actor in actors:
             ray.kill(actor)
-        self.ready, self._leaving = {}, []
 
     def resize(self, size: int) -> None:
         """Wants another number of workers from here on; to be called between two batches.
 
         Those that have not come yet are called off first. Of the others those leave that share
         their node with the fewest, so that whole nodes become free; this process's node comes
-        last. They have nothing in hand, since their last batch is in.
+        last. They have nothing in hand, since their last batch is in. Reserved places are given
+        up after all others.
         """
         self._count_hours()
         self.size = size
-        self._starts.call_off(max(0, self._surplus))
-        while self._surplus > 0:
-            self._let_go(self._next_to_leave())
+        for is_reserved in (False, True):
+            self._starts.call_off(max(0, self._surplus), is_reserved)
+            while self._surplus > 0 and (leaving := self._next_to_leave(is_reserved)):
+                self._let_go(leaving)
         self._fill()
 
     def poll(self) -> None:
@@ -162,11 +178,12 @@ class Fleet:
         Raises:
             TrainingFailedError: if the fleet was stopped meanwhile.
         """
-        if self._counted_at is None:
-            raise TrainingFailedError("the rollout workers were stopped")
-        self._admit(must_start=False)
-        self._fill()
-        self._see_off(time.monotonic())
+        with self._lock:
+            if not self._is_running:
+                raise TrainingFailedError("the rollout workers were stopped")
+            self._admit(must_start=False)
+            self._fill()
+            self._see_off(time.monotonic())
 
     def wait_until_ready(self) -> None:
         """Waits, if no worker is ready, until one is.
@@ -174,12 +191,13 @@ class Fleet:
         Raises:
             WorkersLostError: if none comes in time.
         """
-        deadline = time.monotonic() + self.lost_timeout_s
+        started = time.monotonic()
         if not self.ready:
             self.tell("no rollout worker is left; waiting for one")
         while not self.ready:
-            if time.monotonic() > deadline:
-                raise self.all_lost()
+            waited_s = time.monotonic() - started
+            if waited_s > self.lost_timeout_s:
+                raise all_lost(waited_s)
             self._starts.wait(_POLL_S)
             self.poll()
 
@@ -194,8 +212,9 @@ class Fleet:
 
         After one that had brought nothing home its replacement waits, as after a failed start.
         """
-        self._count_hours()
-        worker = self.ready.pop(index, None)
+        with self._lock:
+            self._count_hours()
+            worker = self.ready.pop(index, None)
         if worker is None:
             return
         ray.kill(worker.actor)
@@ -273,25 +292,18 @@ class Fleet:
 
     def _count_hours(self) -> None:
         """Adds the time of those that are ready; to be called before their number changes."""
-        if self._counted_at is None:
-            return
         now = time.monotonic()
         self.worker_hours += len(self.ready) * (now - self._counted_at) / 3600.0
         self._counted_at = now
 
-    def _next_to_leave(self) -> Worker:
-        """The newest on the node with the fewest workers; those with a reserved place come last."""
+    def _next_to_leave(self, is_reserved: bool) -> Worker | None:
+        """The newest on the node with the fewest workers, of those with reserved places or not."""
         here = ray.get_runtime_context().get_node_id()
         nodes = Counter(each.node_id for each in self.ready.values())
         return min(
-            self.ready.values(),
-            key=lambda each: (
-                each.is_reserved,
-                each.node_id == here,
-                nodes[each.node_id],
-                each.node_id,
-                -each.index,
-            ),
+            (each for each in self.ready.values() if each.is_reserved == is_reserved),
+            key=lambda each: (each.node_id == here, nodes[each.node_id], each.node_id, -each.index),
+            default=None,
         )
 
     def _let_go(self, worker: Worker) -> None:
@@ -310,10 +322,15 @@ class Fleet:
                 staying.append((actor, closed, deadline))
         self._leaving = staying
 
-    def all_lost(self) -> WorkersLostError:
-        """Why a run ends in which nobody samples any more."""
-        return WorkersLostError(
-            f"no rollout worker brought samples home within {self.lost_timeout_s:g} s "
-            f"(resources.lost_timeout_s); look for the reason in the log, make room on the "
-            f"cluster, then go on with --resume"
-        )
+
+def all_lost(waited_s: float) -> WorkersLostError:
+    """Why a run ends in which nobody samples any more.
+
+    Args:
+        waited_s: for someone who does.
+    """
+    return WorkersLostError(
+        f"no rollout worker has brought samples home for {waited_s:.0f} s "
+        f"(resources.lost_timeout_s); look for the reason in the log, make room on the cluster, "
+        f"then go on with --resume"
+    )

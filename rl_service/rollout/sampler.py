@@ -225,6 +225,7 @@ class VectorSampler:
             "context": self._context,
             "history": self._history.state(),
             "discounted": None if self.return_scaler is None else self.return_scaler.discounted,
+            "astray": self._astray,
         }
         return copy.deepcopy(state)  # a snapshot: sampling writes into these arrays
 
@@ -244,8 +245,9 @@ class VectorSampler:
         self._history.restore(state["history"])
         if self.return_scaler is not None and state["discounted"] is not None:
             self.return_scaler.discounted = np.array(state["discounted"])
+        were_astray = set(state.get("astray", ()))
         for e, env in enumerate(self.envs):
-            if not env.replay(state["envs"][e]):
+            if not env.replay(state["envs"][e]) or e in were_astray:
                 self._context[e] = {}
                 self._astray.append(e)
         return list(self._astray)

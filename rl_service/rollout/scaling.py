@@ -23,7 +23,7 @@ class Scaling:
     def __init__(self, resources: ResourceSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self._autoscaler = Autoscaler(resources, fleet.size)
-        self._capacity = Capacity(resources.num_cpus_per_env_runner, fleet.count_placed)
+        self._capacity = Capacity(resources.num_cpus_per_env_runner, fleet.count_held)
 
     def rescale(self, row: Mapping[str, Any], num_sampling_workers: int) -> dict[str, Any]:
         """Resizes the fleet if the autoscaler wants it; never waits for a worker.

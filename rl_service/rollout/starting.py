@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError
 
 from rl_service.rollout.actors import is_placed, reason_of
 
-_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
+_FIRST_BACKOFF_S = 1.0
 _LOOK_S = 5.0  # asking for an actor's place takes a millisecond
 
 
@@ -97,10 +97,10 @@ class Starts:
         self.next_index += count - len(again)
         return [*again, *range(first, self.next_index)]
 
-    def call_off(self, count: int) -> None:
-        """Ends the newest of them, those in reserved places last."""
-        newest_first = sorted(self._starts.values(), key=lambda it: (it.is_reserved, -it.index))
-        for start in newest_first[:count]:
+    def call_off(self, count: int, is_reserved: bool) -> None:
+        """Ends the newest of those with reserved places, or of the others."""
+        found = [start for start in self._starts.values() if start.is_reserved == is_reserved]
+        for start in sorted(found, key=lambda it: -it.index)[:count]:
             self._end(start)
 
     def wait(self, timeout_s: float) -> None:
@@ -135,19 +135,19 @@ class Starts:
     def _stuck(self, starts: Iterable[Start]) -> Iterator[FailedStart]:
         now = time.monotonic()
         if now - self._looked_at > _LOOK_S:
-            self.count_placed()
+            self.placed()
         for start in starts:
             if start.placed_at is not None and now - start.placed_at > self._timeout_s:
                 reason = f"it has its CPUs and is not ready after {self._timeout_s:g} s"
                 yield FailedStart(start, reason, raised=False)
 
-    def count_placed(self) -> int:
+    def placed(self) -> list[Start]:
         """Those that have their CPUs already."""
         self._looked_at = time.monotonic()
         for start in self._starts.values():
             if start.placed_at is None and is_placed(start.actor):
                 start.placed_at = self._looked_at
-        return sum(start.placed_at is not None for start in self._starts.values())
+        return [start for start in self._starts.values() if start.placed_at is not None]
 
     def _end(self, start: Start) -> None:
         ray.kill(start.actor)
@@ -162,9 +162,14 @@ def _done(refs: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
 
 
 class BackOff:
-    """When the next try is due after some that came to nothing: 1, 2, 4, … 60 s later."""
+    """When the next try is due after some that came to nothing: 1, 2, 4, … s later.
 
-    def __init__(self) -> None:
+    Args:
+        longest_s: that a try is put off.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
         self._failures = 0
         self._due_at = 0.0
 
@@ -181,11 +186,11 @@ class BackOff:
         """
         now = time.monotonic()
         if now >= self._due_at:
-            wait_s = min(_FIRST_BACKOFF_S * 2**self._failures, _LONGEST_BACKOFF_S)
+            wait_s = min(_FIRST_BACKOFF_S * 2**self._failures, self._longest_s)
             self._failures += 1
             self._due_at = now + wait_s
         return f"next try in {self._due_at - now:.2g} s"
 
     def forget(self) -> None:
         """Something came of the last try."""
-        self._failures = 0
+        self._failures, self._due_at = 0, 0.0

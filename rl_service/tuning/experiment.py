@@ -111,7 +111,7 @@ def _connect(
     """
     try:
         stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
-        fitting = check_placement(plan.space)
+        fitting = check_placement(plan.space, plan.tuning.num_seeds)
         check_shared(storage)
     except RLServiceError:
         if leaves_nothing:
@@ -151,7 +151,7 @@ def _run_trials(
     is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
     with tune_environment():
         analysis = tune.run(
-            tune.with_resources(trainable, TrialResources(plan.space)),
+            tune.with_resources(trainable, TrialResources(plan.space, plan.tuning.num_seeds)),
             **search_arguments(plan),
             **storage.tune_arguments(),
             scheduler=watch.scheduler,

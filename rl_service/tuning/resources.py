@@ -25,23 +25,31 @@ _PLACED = ("num_env_runners", "num_cpus_per_env_runner", "num_gpus")
 _ELASTIC = ("min_env_runners", "max_env_runners")
 
 
-def trial_bundles(resources: ResourceSettings) -> list[dict[str, float]]:
+def trial_bundles(resources: ResourceSettings, num_seeds: int) -> list[dict[str, float]]:
     """Of a trial's placement group: the learner, then each worker that it cannot begin without.
 
     Workers beyond those are placed outside the group, wherever there is room.
+
+    Args:
+        resources: of each training.
+        num_seeds: trainings of the trial, which take turns; each has workers of its own.
     """
     learner = {"CPU": _LEARNER_CPUS}
     if resources.num_gpus:
         learner["GPU"] = float(resources.num_gpus)
     worker = {"CPU": resources.num_cpus_per_env_runner}
-    return [learner, *[dict(worker) for _ in range(resources.num_workers_to_begin_with)]]
+    if worker["CPU"] == 0.0:  # Ray refuses bundles of nothing
+        return [learner]
+    num_workers = num_seeds * resources.num_workers_to_begin_with
+    return [learner, *[dict(worker) for _ in range(num_workers)]]
 
 
 class TrialResources:
     """What a trial takes, by its coordinates: the number of workers may be searched."""
 
-    def __init__(self, space: SearchSpace) -> None:
+    def __init__(self, space: SearchSpace, num_seeds: int) -> None:
         self._space = space
+        self._num_seeds = num_seeds
 
     def __call__(self, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         try:
@@ -49,18 +57,24 @@ class TrialResources:
         except SettingsError:  # which the trial raises, and is then over
             bundles = [{"CPU": _LEARNER_CPUS}]
         else:
-            bundles = trial_bundles(resources)
+            bundles = trial_bundles(resources, self._num_seeds)
         return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
-def check_placement(space: SearchSpace) -> int:
+def check_placement(space: SearchSpace, num_seeds: int) -> int:
     """Trials that fit at a time on the nodes that there are, whatever they draw.
+
+    Args:
+        space: what they can draw.
+        num_seeds: of each.
 
     Raises:
         ResourceError: if a trial that the space can draw would wait for ever.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return min(_fitting(resources, drawn, nodes) for resources, drawn in _drawn_resources(space))
+    return min(
+        _fitting(resources, num_seeds, drawn, nodes) for resources, drawn in _drawn_resources(space)
+    )
 
 
 def _drawn_resources(space: SearchSpace) -> list[tuple[ResourceSettings, dict[str, Value]]]:
@@ -75,14 +89,17 @@ def _drawn_resources(space: SearchSpace) -> list[tuple[ResourceSettings, dict[st
 
 
 def _fitting(
-    resources: ResourceSettings, drawn: Mapping[str, Value], nodes: list[Mapping[str, float]]
+    resources: ResourceSettings,
+    num_seeds: int,
+    drawn: Mapping[str, Value],
+    nodes: list[Mapping[str, float]],
 ) -> int:
-    bundles = trial_bundles(resources)
+    bundles = trial_bundles(resources, num_seeds)
     total = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
     there = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
     for name, needed in total.items():
         if needed > there[name]:
-            raise ResourceError(_too_large(resources, drawn, name, needed, there[name]))
+            raise ResourceError(_too_large(resources, num_seeds, drawn, name, needed, there[name]))
     if not _can_place(bundles, nodes):
         raise ResourceError(
             f"{_a_trial(drawn)} takes the bundles {bundles}, and no way was found to place them on "
@@ -94,12 +111,15 @@ def _fitting(
 
 def _too_large(
     resources: ResourceSettings,
+    num_seeds: int,
     drawn: Mapping[str, Value],
     name: str,
     needed: float,
     there: float,
 ) -> str:
     workers = f"{resources.num_workers_to_begin_with} x {resources.num_cpus_per_env_runner:g}"
+    if num_seeds > 1:
+        workers = f"{num_seeds} seeds x {workers}"
     made_of = f" (1 for the learner, {workers} for rollout workers)" if name == "CPU" else ""
     count = "min_env_runners" if resources.is_elastic else "num_env_runners"
     return (

@@ -108,11 +108,11 @@ def test_a_start_that_stands_still_is_given_up(
     fleet.start(1)
     (plain.folder / HANGS).touch()
     fleet.resize(2)
-    assert fleet.count_placed() >= 1
+    assert fleet.count_held() >= 1
     poll_until(fleet, lambda: bool(plain.messages))
     assert plain.messages[0] == (
         "rollout worker 2 did not start (it has its CPUs and is not ready after 5 s); "
-        "next try in 1 s"
+        "next try in 0.5 s"
     )
     (plain.folder / HANGS).unlink()
     poll_until(fleet, lambda: len(fleet.ready) == 2)
@@ -129,7 +129,7 @@ def test_a_start_that_waits_for_room_is_left_alone(
     until = time.monotonic() + 6.0
     while time.monotonic() < until:
         fleet.poll()
-    assert (fleet.num_starting, fleet.count_placed(), plain.messages) == (1, 2, [])
+    assert (fleet.num_starting, fleet.count_held(), plain.messages) == (1, 2, [])
 
 
 def test_a_checkpoint_keeps_the_state_of_those_that_are_not_back_yet(plain: Fixture) -> None:
@@ -182,7 +182,7 @@ def test_workers_that_all_die_while_they_sample_end_the_run(plain: Fixture, buil
     fleet = plain.fleet(2, lost_timeout_s=6.0)
     fleet.start(2)
     sampler = BatchSampler(algorithm.env_runner, fleet, algorithm.settings)
-    with pytest.raises(WorkersLostError, match="brought samples home within 6 s"):
+    with pytest.raises(WorkersLostError, match=r"has brought samples home for \d+ s"):
         sampler.sample(0)
     lost = [m for m in plain.messages if "is lost (its process died)" in m]
     assert len(lost) > 2
@@ -199,6 +199,11 @@ def test_reserved_places_are_filled_first_and_left_last(plain: Fixture) -> None:
     fleet.resize(3)
     poll_until(fleet, lambda: len(fleet.ready) == 3)
     assert plain.reserved[3:] == [True, False]
+    (plain.folder / HANGS).touch()
+    fleet.lose(2, "test")
+    poll_until(fleet, lambda: fleet.num_starting == 1)
+    fleet.resize(2)
+    assert (list(fleet.ready), fleet.num_starting) == ([4], 1)
 
 
 def test_hours_count_whoever_was_there(plain: Fixture) -> None:

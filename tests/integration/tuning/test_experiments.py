@@ -140,21 +140,21 @@ def test_a_population_trains_with_the_settings_that_it_changes(
     assert all(1e-4 <= rate <= 1e-2 for each in rates for rate in each)
 
 
-def test_workers_whose_number_may_change_live_outside_their_trials_placement_group(
+def test_each_seed_of_a_trial_has_its_own_least_workers_in_the_trials_placement_group(
     tmp_path: Path,
 ) -> None:
     resources = {
-        "num_env_runners": 2,
-        "min_env_runners": 2,
+        "num_env_runners": 1,
+        "min_env_runners": 1,
         "max_env_runners": 3,
         "num_cpus_per_env_runner": 0.5,
     }
     watcher = Watcher()
-    plan = small_plan(tmp_path, num_samples=1, settings={"resources": resources})
+    plan = small_plan(tmp_path, num_samples=1, num_seeds=2, settings={"resources": resources})
     result = run_plan(plan, str(tmp_path / "runs"), watcher)
     assert (result.status, result.failed, watcher.max_concurrent) == ("finished", 0, 1)
     [rows] = iterations(result.experiment).values()
-    assert {row["num_env_runners"] for row in rows} == {2}
+    assert {row["num_env_runners"] for row in rows} == {1}
     assert [row["num_env_steps_sampled_lifetime"] for row in rows] == [64, 128, 192]
     assert all(row["scaling_reason"] for row in rows)
 
