@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.submit import Address
+from rl_service.cli.address import Address
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.jobs.address import Connection

@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
-Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Dashboard of a Ray cluster; else $RAY_API_SERVER_ADDRESS or $RAY_ADDRESS, else the "
-        "cluster of `rl-service cluster up`.",
-    ),
-]
+from rl_service.cli.address import Address
+from rl_service.cli.jobs import follow_to_end
 
 
 def submit(
@@ -80,6 +74,4 @@ def submit(
         if as_json:
             typer.echo(json.dumps({"job": submitted.id, "address": connection.dashboard.url}))
         return
-    from rl_service.cli.jobs import follow_to_end
-
     follow_to_end(connection, submitted.id, as_json=as_json)
