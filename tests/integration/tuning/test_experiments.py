@@ -297,7 +297,7 @@ def test_an_experiment_beyond_the_file_system(tmp_path: Path) -> None:
 
 def test_the_time_budget_ends_what_runs_and_the_best_so_far_is_the_result(tmp_path: Path) -> None:
     plan = small_plan(
-        tmp_path, num_samples=2, settings={"stop": {"iterations": 100_000}}, time_budget_s=12
+        tmp_path, num_samples=2, settings={"stop": {"iterations": 100_000}}, time_budget_s=25
     )
     result = run_plan(plan, str(tmp_path / "runs"))
     assert result.status == "finished"
