@@ -47,7 +47,6 @@ class Trainer:
         settings: checked settings.
         on_message: gets a line when something happens to workers or environments that the user
             should know; also from the thread that samples.
-
     """
 
     def __init__(

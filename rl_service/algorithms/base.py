@@ -98,7 +98,6 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             self.fleet.stop()
             if self._next_samples is not None:
                 self._next_samples.wait()  # it ends, since those whom it asks are gone
-                self.fleet.stop()  # whom it had started meanwhile
         super().cleanup()
 
     def training_step(self) -> dict[str, Any]:

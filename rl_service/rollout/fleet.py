@@ -84,7 +84,7 @@ class Fleet:
         self.ready: dict[int, Worker] = {}
         self._start_timeout_s = max(lost_timeout_s, _START_TIMEOUT_S)
         self._num_reserved = num_reserved
-        self._starts = Starts(spawn, num_reserved, self._start_timeout_s)
+        self._starts = Starts(spawn, self._start_timeout_s)
         self._leaving: list[tuple[ActorHandle, ray.ObjectRef, float]] = []
         self._proven: set[int] = set()
         """Workers that have brought samples home."""
@@ -272,7 +272,7 @@ class Fleet:
             self._num_unreplaced = 0  # fewer are wanted than were lost
         if missing <= 0 or not self._back_off.is_due:
             return
-        reserved = sum(each.is_reserved for each in self.ready.values())
+        reserved = self._num_reserved - sum(each.is_reserved for each in self.ready.values())
         self._starts.ask_for(missing, self._num_unreplaced, reserved)
         self._num_unreplaced = max(0, self._num_unreplaced - missing)
 

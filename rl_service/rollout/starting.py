@@ -58,17 +58,15 @@ class Starts:
 
     Args:
         spawn: starts a worker.
-        num_reserved: workers, ready ones included, that there is room for in any case.
         timeout_s: how long a worker that has its CPUs may take.
     """
 
-    def __init__(self, spawn: Spawn, num_reserved: int, timeout_s: float) -> None:
+    def __init__(self, spawn: Spawn, timeout_s: float) -> None:
         self.restored: dict[int, Any] = {}
         """State of those of a checkpoint's workers that are not ready again, by index."""
         self.next_index = 1
         """Of the next new worker; none is used twice."""
         self._spawn = spawn
-        self._num_reserved = num_reserved
         self._timeout_s = timeout_s
         self._starts: dict[int, Start] = {}
         self._looked_at = 0.0
@@ -76,17 +74,17 @@ class Starts:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def ask_for(self, count: int, num_replacing: int, num_reserved_ready: int) -> None:
+    def ask_for(self, count: int, num_replacing: int, num_reserved: int) -> None:
         """Starts more workers, those of a checkpoint first.
 
         Args:
             count: of them.
             num_replacing: how many of them take the place of lost ones.
-            num_reserved_ready: ready workers in reserved places.
+            num_reserved: reserved places that no ready worker has; some may start there.
         """
-        taken = num_reserved_ready + sum(start.is_reserved for start in self._starts.values())
+        taken = sum(start.is_reserved for start in self._starts.values())
         for number, index in enumerate(self._new_indices(count)):
-            is_reserved = taken + number < self._num_reserved
+            is_reserved = taken + number < num_reserved
             actor = self._spawn(index, is_reserved=is_reserved)
             node_id = actor.join.remote(self.restored.get(index))
             self._starts[index] = Start(index, actor, node_id, is_reserved, number < num_replacing)

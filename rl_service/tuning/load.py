@@ -20,6 +20,7 @@ from rl_service.config.yaml_text import read_yaml_mapping
 from rl_service.errors import SettingsError
 from rl_service.tuning.domains import Domain
 from rl_service.tuning.settings import (
+    PLACEMENT_KEYS,
     ASHASettings,
     MedianSettings,
     PB2Settings,
@@ -148,7 +149,7 @@ def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
     found += [
         f"search_space {key}: scheduler {name} hands one trial's settings to others, whose CPUs "
         f"and GPUs stay what they were; fix it under settings, or take scheduler asha"
-        for key in _PLACES
+        for key in PLACEMENT_KEYS
         if key in space
     ]
     changeable = population_keys(tuning)
@@ -177,14 +178,6 @@ def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
     return found
 
 
-_PLACES = (
-    "resources.num_env_runners",
-    "resources.min_env_runners",
-    "resources.max_env_runners",
-    "resources.num_cpus_per_env_runner",
-    "resources.num_gpus",
-)
-"""Settings that say which CPUs and GPUs a trial has from its start to its end."""
 _NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
 
 

@@ -16,13 +16,12 @@ from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import OutputError, ResourceError, SettingsError
 from rl_service.tuning.domains import Value
+from rl_service.tuning.settings import PLACEMENT_KEYS
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.storage import ExperimentStorage
 
 _LEARNER_CPUS = 1.0
 _LOOK_TIMEOUT_S = 120.0  # a node that is busy starts a process in a minute
-_PLACED = ("num_env_runners", "num_cpus_per_env_runner", "num_gpus")
-_ELASTIC = ("min_env_runners", "max_env_runners")
 
 
 def trial_bundles(resources: ResourceSettings, num_seeds: int) -> list[dict[str, float]]:
@@ -79,7 +78,7 @@ def check_placement(space: SearchSpace, num_seeds: int) -> int:
 
 def _drawn_resources(space: SearchSpace) -> list[tuple[ResourceSettings, dict[str, Value]]]:
     """Resources that trials can have, each with what was drawn of them."""
-    keys = {f"resources.{name}" for name in (*_PLACED, *_ELASTIC)} & set(space.domains)
+    keys = set(PLACEMENT_KEYS) & set(space.domains)
     found = []
     for values in space.reachable(keys):
         drawn = {key: value for key, value in values.items() if key in keys}

@@ -9,6 +9,15 @@ from pydantic import Field
 from rl_service.config.group import Group, NonNegativeInt, PositiveFloat, PositiveInt
 from rl_service.tuning.domains import Domain
 
+PLACEMENT_KEYS = (
+    "resources.num_env_runners",
+    "resources.min_env_runners",
+    "resources.max_env_runners",
+    "resources.num_cpus_per_env_runner",
+    "resources.num_gpus",
+)
+"""Settings that say which CPUs and GPUs a trial has from its start to its end."""
+
 SCORE = "score"
 """Mean over a trial's seeds of the newest evaluation's mean return (without evaluations: of the
 training return). What searchers and schedulers compare."""

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from rl_service.cluster import dashboard as dashboard_module
 from rl_service.cluster.dashboard import Dashboard, Versions
 from rl_service.errors import ClusterError
+from tests.http_server import serving
 
 TOKEN = "right"
 
@@ -52,12 +53,8 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Answers) as url:
+        yield url
 
 
 def test_versions_come_with_the_right_token_and_without_a_proxy(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.jobs.client import ray_client
+from tests.http_server import serving
 
 
 class Asked(BaseHTTPRequestHandler):
@@ -33,12 +33,8 @@ class Asked(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     Asked.seen = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Asked) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Asked) as url:
+        yield url
 
 
 @pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
