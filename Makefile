@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train tune serve test lint format type learn bench bench-scaling bench-gpu clean
+.PHONY: help venv train tune serve test test-slow lint format type learn bench bench-scaling bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -24,8 +24,11 @@ tune: venv  ## tune PPO on CartPole-v1: 8 trials, 2 at a time
 serve: venv  ## serve a trained LunarLander policy at http://127.0.0.1:8000
 	@$(BIN)/rl-service serve zoo:lunarlander
 
-test: venv  ## run the tests that CI runs
+test: venv  ## run the tests that every change needs (10 to 20 minutes)
 	@$(ONE_THREAD) $(BIN)/python -m pytest
+
+test-slow: venv  ## run the others that CI runs: chaos, whole experiments, full matrices
+	@$(ONE_THREAD) $(BIN)/python -m pytest tests/slow
 
 lint: venv  ## check style and layout
 	@$(BIN)/ruff check .

@@ -1,10 +1,13 @@
-"""Settings of the process that learns or samples: threads, the allocator, garbage collection."""
+"""Settings of the process that learns or samples: threads, the allocator, collection, seeds."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import random
 
+import numpy as np
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -37,3 +40,21 @@ def spare_the_collector() -> None:
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
+
+
+def seed_process(seed: int) -> None:
+    """Seeds what is random in this process, and asks torch for algorithms that repeat.
+
+    RLlib's own seeding does the same by `torch.use_deterministic_algorithms`, which imports torch's
+    compiler and sympy: as much CPU time as all other imports of a rollout worker.
+
+    Args:
+        seed: at least 0.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if torch.version.cuda is None:
+        torch.set_deterministic_debug_mode("error")
+    else:  # where some have no such algorithm
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

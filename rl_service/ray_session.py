@@ -18,6 +18,7 @@ from rl_service.capacity import OWN_RAY, coming_cpus, cpus_now
 from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
+from rl_service.forkserver import py_executable
 from rl_service.machine import missing_cpus
 from rl_service.slow_start import was_too_slow
 
@@ -55,7 +56,7 @@ def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> 
                 _check_cpus(resources, address)
             else:
                 gpus = resources.num_gpus if num_gpus is None else num_gpus
-                start_ray(num_gpus=gpus, include_dashboard=False)
+                start_ray(num_gpus=gpus, include_dashboard=False, runtime_env=_runtime_env())
         yield
     finally:
         ray.shutdown()
@@ -67,11 +68,16 @@ def _connect(address: str) -> None:
         remedy += "; if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
     try:
         _knock(address)
-        ray.init()
+        ray.init(runtime_env=_runtime_env())
     except Exception as error:  # Ray raises what it likes; all of it means the same here
         raise ResourceError(
             f"no Ray cluster answers at RAY_ADDRESS={address} ({_brief(error)}); {remedy}"
         ) from error
+
+
+def _runtime_env() -> dict[str, str]:
+    """Of all workers that this process starts, and of those that they start."""
+    return {"py_executable": py_executable()}
 
 
 def _knock(address: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 # Set before torch, pygame or mujoco is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,10 +24,15 @@ from pydantic import JsonValue
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec
+from rl_service.cli.app import main
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import env_spaces
 from rl_service.normalization import ObservationNormalizer
 from rl_service.policies import write_bundle
+
+if TYPE_CHECKING:
+    from rl_service.algorithms.base import OnPolicyAlgorithm
+    from rl_service.config.settings import Settings
 
 WriteTestBundle = Callable[..., ActorCritic]
 
@@ -35,6 +42,76 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in an empty folder, where `runs/` and `checkpoints/` would go."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """The one line of a command that refuses its input."""
+        assert (self.status, self.out) == (2, ""), self
+        [line] = self.err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def rl_service(
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    """`rl-service` in this process and an empty folder; a process of its own takes seconds."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> Done:
+        capfd.readouterr()
+        status = main(list(arguments))
+        return Done(status, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """The Ray that all tests share but those about starting one."""
+    from tests.support.rays import shared_ray
+
+    with shared_ray() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def local_ray(ray_address: str) -> Iterator[None]:
+    """This process is a driver of the shared Ray."""
+    from tests.support.rays import connected
+
+    with connected(ray_address):
+        yield
+
+
+@pytest.fixture
+def build() -> Iterator[Any]:
+    """Builds algorithms that are stopped at the end of the test."""
+    from rl_service.algorithms.registry import build_algorithm
+
+    built: list[OnPolicyAlgorithm] = []
+
+    def one(settings: Settings) -> OnPolicyAlgorithm:
+        built.append(build_algorithm(settings))
+        return built[-1]
+
+    yield one
+    for algorithm in built:
+        algorithm.stop()
 
 
 @pytest.fixture

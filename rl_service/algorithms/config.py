@@ -66,6 +66,6 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     )
     config.resources(num_gpus=resources.num_gpus, num_cpus_for_main_process=0)
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
-    config.debugging(seed=settings.seed, log_level="WARN")
+    config.debugging(log_level="WARN")  # seeded by `seed_process`
     config.experimental(_disable_preprocessor_api=True)
     return config

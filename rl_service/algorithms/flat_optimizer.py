@@ -19,6 +19,20 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 
+def _without_compiler(*methods: str) -> None:
+    """Lets methods of torch's optimisers run as they are.
+
+    They import torch's compiler at their first call, only to be hidden from it: as much CPU time as
+    importing torch. Nothing here compiles an optimiser.
+    """
+    for method in methods:
+        function = inspect.unwrap(getattr(torch.optim.Optimizer, method))
+        function.__dynamo_disable = function  # where `torch._compile` keeps what it would make
+
+
+_without_compiler("add_param_group", "state_dict", "load_state_dict")
+
+
 class FlatParameters:
     """The trainable parameters of a net, and their gradients, as views into two vectors.
 

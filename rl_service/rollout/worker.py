@@ -28,7 +28,7 @@ from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes
 from rl_service.envs.failures import FailedEpisode
 from rl_service.normalization import RunningMeanStd
-from rl_service.process import prepare_process, spare_the_collector
+from rl_service.process import prepare_process, seed_process, spare_the_collector
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
 from rl_service.rollout.sampler import Acted, VectorSampler
 
@@ -77,6 +77,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         if is_learner:  # RLlib makes it an env unless it knows of others that have some
             kwargs["num_workers"] = resources.num_env_runners
         prepare_process(resources.learner_threads if is_learner else resources.worker_threads)
+        seed_process(kwargs["config"].settings.seed + kwargs.get("worker_index", 0))
         super().__init__(**kwargs)
         self.weights_version = 0
         """Updates that the actor has behind it."""

@@ -22,7 +22,7 @@ from rl_service.policies import load_bundle
 from rl_service.rollout.fragments import LOSS_MASK, segment_ids
 from rl_service.runs import Run
 from rl_service.training import train
-from tests.small_runs import (
+from tests.support.small_runs import (
     GPT2,
     MLP,
     KillsAWorker,

@@ -32,7 +32,7 @@ from rl_service.evaluation import EvaluationResult
 from rl_service.runs import Run
 from rl_service.trainer import EVALUATION_SEED_OFFSET
 from rl_service.training import train
-from tests.recorder import Recorder
+from tests.support.recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

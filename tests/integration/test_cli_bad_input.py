@@ -1,4 +1,4 @@
-"""The command as a user runs it: bad input is one clear line and status 2, with nothing written."""
+"""Bad input to a command is one clear line and status 2, with nothing written."""
 
 from __future__ import annotations
 
@@ -10,32 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import WriteTestBundle
+from tests.conftest import Command, WriteTestBundle
 
 ROOT = Path(__file__).parents[2]
 
 
-def rl_service(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rl_service.cli", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def refusals(*arguments: str, cwd: Path) -> list[str]:
+def refusals(rl_service: Command, *arguments: str) -> list[str]:
     """The lines on standard error of a command that must be refused and write nothing."""
-    before = sorted(cwd.rglob("*"))
-    done = rl_service(*arguments, cwd=cwd)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert sorted(cwd.rglob("*")) == before
-    lines = done.stderr.splitlines()
-    assert all(line.startswith("error: ") for line in lines), done.stderr
+    before = sorted(Path.cwd().rglob("*"))
+    done = rl_service(*arguments)
+    assert (done.status, done.out) == (2, ""), done
+    assert sorted(Path.cwd().rglob("*")) == before
+    lines = done.err.splitlines()
+    assert all(line.startswith("error: ") for line in lines), done
     return lines
 
 
@@ -69,15 +56,15 @@ def refusals(*arguments: str, cwd: Path) -> list[str]:
         ("surplus", ["unexpected extra argument", "train --help"]),
     ],
 )
-def test_bad_input_to_train_is_one_line(tmp_path: Path, arguments: str, parts: list[str]) -> None:
-    [line] = refusals("train", *arguments.split(), cwd=tmp_path)
+def test_bad_input_to_train_is_one_line(rl_service: Command, arguments: str, parts: list[str]) -> None:
+    [line] = refusals(rl_service, "train", *arguments.split())
     for part in parts:
         assert part in line
 
 
-def test_all_problems_are_told_at_once_one_on_each_line(tmp_path: Path) -> None:
+def test_all_problems_are_told_at_once_one_on_each_line(rl_service: Command) -> None:
     wrong = "-e CartPol-v1 -m gpt3 --seed -1 --set algorithm.gama=1"
-    lines = refusals("train", *wrong.split(), cwd=tmp_path)
+    lines = refusals(rl_service, "train", *wrong.split())
     assert len(lines) == 4
 
 
@@ -96,43 +83,43 @@ def test_all_problems_are_told_at_once_one_on_each_line(tmp_path: Path) -> None:
         (".", "policy.json"),
     ],
 )
-def test_bad_input_to_evaluate_is_one_line(tmp_path: Path, arguments: str, part: str) -> None:
-    [line] = refusals("evaluate", *arguments.split(), cwd=tmp_path)
+def test_bad_input_to_evaluate_is_one_line(rl_service: Command, arguments: str, part: str) -> None:
+    [line] = refusals(rl_service, "evaluate", *arguments.split())
     assert part in line
 
 
 @pytest.mark.parametrize("file", ["policy.safetensors", "policy.json"])
 def test_a_truncated_bundle_is_refused_in_one_line(
-    tmp_path: Path, write_test_bundle: WriteTestBundle, file: str
+    rl_service: Command, tmp_path: Path, write_test_bundle: WriteTestBundle, file: str
 ) -> None:
     write_test_bundle(tmp_path / "bundle")
     damaged = tmp_path / "bundle" / file
     damaged.write_bytes(damaged.read_bytes()[:-20])
-    [line] = refusals("evaluate", "bundle", cwd=tmp_path)
+    [line] = refusals(rl_service, "evaluate", "bundle")
     assert file in line
 
 
 def test_a_video_in_a_folder_that_cannot_be_written_is_refused_in_one_line(
-    tmp_path: Path, write_test_bundle: WriteTestBundle
+    rl_service: Command, tmp_path: Path, write_test_bundle: WriteTestBundle
 ) -> None:
     write_test_bundle(tmp_path / "bundle")
-    [line] = refusals("evaluate", "bundle", "--video", "/dev/null/x.mp4", cwd=tmp_path)
+    [line] = refusals(rl_service, "evaluate", "bundle", "--video", "/dev/null/x.mp4")
     assert "/dev/null/x.mp4" in line
 
 
-def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:
-    [line] = refusals("trian", cwd=tmp_path)
+def test_an_unknown_command_names_the_nearest(rl_service: Command) -> None:
+    [line] = refusals(rl_service, "trian")
     assert "Did you mean 'train'" in line
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "policies", "doctor"])
-def test_every_command_has_help(tmp_path: Path, command: str) -> None:
-    done = rl_service(command, "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"Usage: rl-service {command}")
+def test_every_command_has_help(rl_service: Command, command: str) -> None:
+    done = rl_service(command, "--help")
+    assert done.status == 0
+    assert done.out.startswith(f"Usage: rl-service {command}")
 
 
-def test_help_loads_neither_torch_nor_ray(tmp_path: Path) -> None:
+def test_help_loads_neither_torch_nor_ray() -> None:
     code = (
         "import sys; from rl_service.cli.app import main; main(['--help']); "
         "print(sorted({'torch', 'ray', 'gymnasium', 'rich.table'} & set(sys.modules)))"
@@ -144,15 +131,29 @@ def test_help_loads_neither_torch_nor_ray(tmp_path: Path) -> None:
 
 
 def test_evaluate_prints_a_table_and_one_json_object_on_the_last_line(
-    tmp_path: Path, write_test_bundle: WriteTestBundle
+    rl_service: Command, tmp_path: Path, write_test_bundle: WriteTestBundle
 ) -> None:
     write_test_bundle(tmp_path / "bundle", "Pendulum-v1", max_episode_steps=5)
     paper = "evaluate -f bundle --num_episodes 3 --running_rew_len 2 --seed 7 --json"
-    done = rl_service(*paper.split(), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads(done.stdout.splitlines()[-1])
+    done = rl_service(*paper.split())
+    assert (done.status, done.err) == (0, "")
+    result = json.loads(done.out.splitlines()[-1])
     assert result["episodes"] == 3
     assert (result["env"], result["model"], result["seed"]) == ("Pendulum-v1", "mlp", 7)
-    ours = "evaluate bundle -ne 3 --seed 7 --json"
-    again = rl_service(*ours.split(), cwd=tmp_path)
-    assert json.loads(again.stdout.splitlines()[-1]) == result
+    again = rl_service(*"evaluate bundle -ne 3 --seed 7 --json".split())
+    assert json.loads(again.out.splitlines()[-1]) == result
+
+
+def test_a_process_has_the_status_and_the_streams_of_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_service.cli", "train", "-ne", "0"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: stop.iterations=0 ")
+    assert list(tmp_path.iterdir()) == []

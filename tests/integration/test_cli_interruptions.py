@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import ray
 import torch
 
 from rl_service.runs import Run
-
-pytestmark = pytest.mark.usefixtures("local_ray")
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -34,7 +31,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(ray_address: str) -> Iterator[Start]:
     """`rl-service train` on the Ray of these tests, since starting one takes seconds."""
     processes = []
 
@@ -42,7 +39,7 @@ def start() -> Iterator[Start]:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "RAY_ADDRESS": address or ray.get_runtime_context().gcs_address,
+            "RAY_ADDRESS": address or ray_address,
         }
         process = subprocess.Popen(
             [sys.executable, "-m", "rl_service.cli", "train", *arguments],

@@ -25,11 +25,11 @@ FEW_EPISODES = (
 )
 
 
-def train(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def train(*arguments: str, cwd: Path, ray: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments],
         cwd=cwd,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "RAY_ADDRESS": ray},
         capture_output=True,
         text=True,
         timeout=240,
@@ -53,12 +53,16 @@ def test_the_papers_command_trains_gpt2ppo_across_workers(tmp_path: Path) -> Non
     assert (Path(str(result["policy"])) / "policy.json").is_file()
 
 
-def test_a_run_started_with_the_papers_long_flags_goes_on_by_its_id(tmp_path: Path) -> None:
+def test_a_run_started_with_the_papers_long_flags_goes_on_by_its_id(
+    tmp_path: Path, ray_address: str
+) -> None:
     flags = "--model_name ppo_ex --env CartPole-v1 --num_epochs 1 --al_check_interval 1 --json"
-    first = last_object(train(*flags.split(), *ONE_PROCESS, *FEW_EPISODES, cwd=tmp_path))
+    arguments = (*flags.split(), *ONE_PROCESS, *FEW_EPISODES)
+    first = last_object(train(*arguments, cwd=tmp_path, ray=ray_address))
     run = Run.open(str(first["run"]))
     assert (first["iterations"], run.settings.evaluation.interval) == (1, 1)
-    second = last_object(train("--resume", run.run_id, "-ne", "3", "--json", cwd=tmp_path))
+    resume = ("--resume", run.run_id, "-ne", "3", "--json")
+    second = last_object(train(*resume, cwd=tmp_path, ray=ray_address))
     assert (second["iterations"], second["env_steps"]) == (3, 3 * 2048)
     assert [row["training_iteration"] for row in run.read_progress()] == [1, 2, 3]
 
@@ -95,20 +99,20 @@ def run_with_checkpoint(folder: Path, content: bytes) -> tuple[Run, Path]:
     return run, run.checkpoints.save(1, write) / "training_state.pt"
 
 
-def refusal(run: Run) -> str:
-    done = train("--resume", str(run.path), cwd=run.path)
+def refusal(run: Run, ray_address: str) -> str:
+    done = train("--resume", str(run.path), cwd=run.path, ray=ray_address)
     [line] = done.stderr.splitlines()
     assert done.returncode == 2
     assert line.startswith("error: ")
     return line
 
 
-def test_a_foreign_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_foreign_checkpoint_is_refused_in_one_line(tmp_path: Path, ray_address: str) -> None:
     run, state = run_with_checkpoint(tmp_path, b"")  # torch's error for it has no text
-    assert f"{state} cannot be read" in refusal(run)
+    assert f"{state} cannot be read" in refusal(run, ray_address)
 
 
-def test_a_truncated_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_refused_in_one_line(tmp_path: Path, ray_address: str) -> None:
     run, state = run_with_checkpoint(tmp_path, b"0123456789")
     state.write_bytes(b"01234")
-    assert "is damaged: training_state.pt has 5 bytes instead of 10" in refusal(run)
+    assert "is damaged: training_state.pt has 5 bytes instead of 10" in refusal(run, ray_address)

@@ -20,9 +20,10 @@ from rl_service.errors import TrainingFailedError, WorkersLostError
 from rl_service.runs import Run
 from rl_service.trainer import Trainer
 from rl_service.training import train
-from tests import faulty_envs
-from tests.recorder import Recorder
-from tests.small_runs import small_settings, worker_pids
+from tests.support import faulty_envs
+from tests.support.recorder import Recorder
+from tests.support.rays import worker_pids
+from tests.support.small_runs import small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -37,7 +38,7 @@ def settings_of(folder: Path | None = None, **resources: Any) -> Settings:
     )
     changes: dict[str, Any] = {"resources": base}
     if folder is not None:
-        env_id, kwargs = "tests.faulty_envs:Told", {"folder": str(folder)}
+        env_id, kwargs = "tests.support.faulty_envs:Told", {"folder": str(folder)}
         changes["env"] = EnvSettings(id=env_id, kwargs=kwargs, max_episode_steps=50)
     return settings.model_copy(update=changes)
 

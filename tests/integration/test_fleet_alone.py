@@ -19,8 +19,8 @@ from rl_service.rollout import fleet as fleet_module
 from rl_service.rollout import starting
 from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.scaling import Scaling
-from tests.plain_workers import FAILS, HANGS, Plain
-from tests.small_runs import small_settings
+from tests.support.plain_workers import FAILS, HANGS, Plain
+from tests.support.small_runs import small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -158,7 +158,7 @@ def test_no_more_workers_are_asked_for_than_find_room(
         num_env_runners=1,
         max_env_runners=6,
         num_cpus_per_env_runner=0.5,
-        autoscaling_policy="tests.scaling:six",
+        autoscaling_policy="tests.support.scaling:six",
     )
     fleet = plain.fleet(1, num_cpus=0.5)
     fleet.start(1)

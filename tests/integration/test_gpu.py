@@ -13,7 +13,7 @@ import torch
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import Settings
-from tests.small_runs import own_ray
+from tests.support.rays import own_ray
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

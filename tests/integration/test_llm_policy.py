@@ -24,9 +24,9 @@ from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, context_rows, segment_ids
 from rl_service.runs import Run
 from rl_service.training import train
-from tests.base_models import gpt2_tokenizer_folder
-from tests.recorder import Recorder
-from tests.small_runs import assert_resume_is_exact, small_settings
+from tests.support.base_models import gpt2_tokenizer_folder
+from tests.support.recorder import Recorder
+from tests.support.small_runs import assert_resume_is_exact, small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from custom_models.model_store import STORE_VARIABLE, find_model, fingerprint
 from rl_service.cli.app import main
-from tests.base_models import gpt2_tokenizer_folder
+from tests.support.base_models import gpt2_tokenizer_folder
 
 ROOT = Path(__file__).parents[2]
 NAME = "gpt2-tokenizer"

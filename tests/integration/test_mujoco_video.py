@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import WriteTestBundle
-from tests.videos import frames_of
+from tests.support.videos import frames_of
 
 SCRIPT = """
 import pathlib, sys

@@ -19,7 +19,7 @@ from rl_service.config.settings import EnvSettings, Settings, TrackingSettings
 from rl_service.metrics import METRICS
 from rl_service.runs import Run
 from rl_service.tracking import Tracker, build_trackers, ray_metrics
-from tests.small_runs import own_ray
+from tests.support.rays import own_ray
 
 BOARD = Path(__file__).parents[2] / "deploy" / "grafana-training.json"
 DEADLINE_S = 60.0

@@ -18,9 +18,10 @@ from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.runs import Run, TrainResult
 from rl_service.training import train
-from tests.recorder import Recorder
-from tests.small_runs import small_settings
-from tests.unit.tracking.test_wandb import environment, policy_artifact
+from tests.conftest import Command
+from tests.support.recorder import Recorder
+from tests.support.small_runs import small_settings
+from tests.support.wandb_runs import environment, policy_artifact
 
 ROOT = Path(__file__).parents[2]
 NAME = "pendulum-v1-mlp-ppo"
@@ -70,73 +71,69 @@ def test_a_registry_that_cannot_be_written_is_told_and_fails_no_run(tmp_path: Pa
     assert not (tmp_path / "policies").exists()
 
 
-def rl_service(
-    *arguments: str, cwd: Path, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rl_service.cli", *arguments],
-        cwd=cwd,
-        env={**(env or os.environ), "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def told(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
+def told(rl_service: Command, *arguments: str) -> list[str]:
     """Lines on standard output of a command that succeeds."""
-    done = rl_service(*arguments, cwd=cwd, env=env)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout.splitlines()
+    done = rl_service(*arguments)
+    assert (done.status, done.err) == (0, ""), done
+    return done.out.splitlines()
 
 
-def refused(*arguments: str, cwd: Path) -> str:
-    done = rl_service(*arguments, cwd=cwd)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    [line] = done.stderr.splitlines()
-    return line
-
-
-def test_from_training_to_production_and_back(tmp_path: Path) -> None:
+def test_from_training_to_production_and_back(
+    rl_service: Command, tmp_path: Path, ray_address: str
+) -> None:
     command = (
         "train -e Pendulum-v1 -m mlp -ne 1 --set algorithm.train_batch_size=256 "
         "--set resources.num_env_runners=0 --set evaluation.num_episodes=1 "
         "--set evaluation.final_num_episodes=1 --wandb-project tests --json"
     )
-    flags = command.split()
-    env = environment(tmp_path)
-    lines = told(*flags, cwd=tmp_path, env=env)
+
+    def train(*more: str) -> list[str]:
+        """In a process, since W&B reads variables when it is imported."""
+        paths = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ray_address}
+        done = subprocess.run(
+            [sys.executable, "-m", "rl_service.cli", *command.split(), *more],
+            cwd=tmp_path,
+            env={**environment(tmp_path), **paths, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout.splitlines()
+
+    lines = train()
     assert f"In the registry: {NAME}:1" in lines
     trained = json.loads(lines[-1])
     assert trained["registered"] == f"{NAME}:1"
     artifact = policy_artifact(tmp_path)
     assert artifact.name == NAME
     assert "best" in artifact.aliases
-    told(*flags, "--seed", "2", cwd=tmp_path, env=env)
+    train("--seed", "2")
 
-    listed = json.loads(told("policies", "list", "--json", cwd=tmp_path)[-1])
+    listed = json.loads(told(rl_service, "policies", "list", "--json")[-1])
     assert listed["registry"] == str(tmp_path / "policies")
     assert [(row["name"], row["version"]) for row in listed["policies"]] == [(NAME, 2), (NAME, 1)]
-    assert told("policies", "promote", f"{NAME}:1", cwd=tmp_path)[0].startswith(f"{NAME}:1 is now")
-    assert "has no previous version" in refused("policies", "rollback", NAME, cwd=tmp_path)
-    told("policies", "promote", f"{NAME}:2", cwd=tmp_path)
-    shown = json.loads(told("policies", "show", NAME, "--json", cwd=tmp_path)[-1])
+    assert told(rl_service, "policies", "promote", f"{NAME}:1")[0].startswith(f"{NAME}:1 is now")
+    refusal = rl_service("policies", "rollback", NAME).refusal
+    assert "has no previous version" in refusal
+    told(rl_service, "policies", "promote", f"{NAME}:2")
+    shown = json.loads(told(rl_service, "policies", "show", NAME, "--json")[-1])
     assert shown["version"] == 2
     assert "production" in shown["aliases"]
-    assert f"{NAME}:1 is now" in told("policies", "rollback", NAME, cwd=tmp_path)[0]
+    assert f"{NAME}:1 is now" in told(rl_service, "policies", "rollback", NAME)[0]
 
-    assert told("policies", "export", f"{NAME}:1", "mine", cwd=tmp_path) == ["mine"]
+    assert told(rl_service, "policies", "export", f"{NAME}:1", "mine") == ["mine"]
     scores = [
-        json.loads(told("evaluate", policy, "-ne", "2", "--json", cwd=tmp_path)[-1])
+        json.loads(told(rl_service, "evaluate", policy, "-ne", "2", "--json")[-1])
         for policy in (f"{NAME}@production", f"{NAME}:1", NAME, "mine", trained["policy"])
     ]
     assert len({score["episode_return_mean"] for score in scores}) == 1
 
 
-def test_the_policy_of_the_package_lands(tmp_path: Path) -> None:
+def test_the_policy_of_the_package_lands(rl_service: Command, tmp_path: Path) -> None:
     command = "evaluate zoo:lunarlander -ne 20 --seed 123 --json"
-    result = json.loads(told(*command.split(), cwd=tmp_path)[-1])
+    result = json.loads(told(rl_service, *command.split())[-1])
     assert result["env"] == "LunarLander-v3"
     assert result["episode_return_mean"] >= 200  # what counts as solved
     assert list(tmp_path.iterdir()) == []
@@ -156,12 +153,12 @@ def test_the_policy_of_the_package_lands(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    tmp_path: Path, arguments: str, part: str
+    rl_service: Command, tmp_path: Path, arguments: str, part: str
 ) -> None:
-    assert part in refused("policies", *arguments.split(), cwd=tmp_path)
+    assert part in rl_service("policies", *arguments.split()).refusal
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_registry_is_listed_as_one(tmp_path: Path) -> None:
-    [line] = told("policies", "list", cwd=tmp_path)
+def test_an_empty_registry_is_listed_as_one(rl_service: Command, tmp_path: Path) -> None:
+    [line] = told(rl_service, "policies", "list")
     assert line == f"registry: {tmp_path / 'policies'} (no policies yet)"

@@ -22,9 +22,9 @@ from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.policies import load_bundle
 from rl_service.runs import Run
 from rl_service.training import train
-from tests.environments import ENVIRONMENTS
-from tests.recorder import Recorder
-from tests.small_runs import (
+from tests.support.environments import ENVIRONMENTS
+from tests.support.recorder import Recorder
+from tests.support.small_runs import (
     GPT2,
     MLP,
     KillsAWorker,

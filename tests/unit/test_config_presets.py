@@ -10,7 +10,7 @@ from custom_models.configs import GPT2CriticConfig, MLPConfig
 from rl_service.config import load_settings
 from rl_service.config.algorithms import A2CSettings
 from rl_service.config.presets import preset_names, preset_path
-from tests.environments import ENVIRONMENTS
+from tests.support.environments import ENVIRONMENTS
 
 ENVS = sorted(ENVIRONMENTS)
 

@@ -16,7 +16,7 @@ from rl_service.evaluation import evaluate
 from rl_service.policies import BundledPolicy, load_bundle
 from rl_service.video import draw, mp4_video
 from tests.conftest import WriteTestBundle
-from tests.videos import frames_of
+from tests.support.videos import frames_of
 
 LANDER = EnvSettings(id="LunarLander-v3", max_episode_steps=20)
 

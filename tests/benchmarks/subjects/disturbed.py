@@ -11,7 +11,7 @@ from typing import Any
 from rl_service.ray_session import ray_session
 from rl_service.trainer import Trainer
 from tests.benchmarks.subjects.settings import Variant, benchmark_settings
-from tests.small_runs import worker_pids
+from tests.support.rays import worker_pids
 
 _KEPT = ("num_env_runners", "num_worker_restarts", "weights_lag", "episode_return_mean")
 

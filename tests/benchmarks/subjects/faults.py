@@ -24,8 +24,8 @@ from rl_service.config.settings import Settings
 from rl_service.ray_session import ray_session
 from rl_service.runs.progress_file import ProgressFile
 from rl_service.trainer import Trainer
-from tests import faulty_envs
-from tests.small_runs import worker_pids
+from tests.support import faulty_envs
+from tests.support.rays import worker_pids
 
 ROOT = Path(__file__).parents[3]
 BATCH = 2048
@@ -74,7 +74,7 @@ class Faults:
         return Settings.model_validate(
             {
                 "env": {
-                    "id": "tests.faulty_envs:Told",
+                    "id": "tests.support.faulty_envs:Told",
                     "kwargs": {"folder": str(self._folder)},
                     "max_episode_steps": 500,
                 },

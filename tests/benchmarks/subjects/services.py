@@ -63,7 +63,7 @@ class RLService(_Process):
 
     def kill_a_replica(self) -> None:
         from rl_service.cluster.processes import command_line
-        from tests.integration.serving.conftest import descendants
+        from tests.support.services import descendants
 
         pids = [
             pid for pid in descendants(self._process.pid) if "ServeReplica" in command_line(pid)

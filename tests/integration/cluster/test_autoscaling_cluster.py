@@ -14,7 +14,7 @@ import pytest
 
 from rl_service.cluster.processes import marked_processes
 from rl_service.runs.progress_file import ProgressFile
-from tests.integration.cluster.conftest import UserCluster, wait_for
+from tests.support.clusters import UserCluster, wait_for
 
 DRAINED_IDLE = 4
 """Ray's `DeathReason` of a node that the autoscaler has ended, and of no other."""

@@ -18,7 +18,7 @@ import pytest
 from rl_service.cluster.processes import marked_processes
 from rl_service.ports import ALL_INTERFACES, usable_port
 from rl_service.runs import Run
-from tests.integration.cluster.conftest import (
+from tests.support.clusters import (
     ROOT,
     STEP_VARIABLE,
     WANDB_KEY,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.cluster.conftest import STEP_VARIABLE, UserCluster, wait_for
-from tests.tuning import SMALL, iterations, write_tuning_file
+from tests.support.clusters import STEP_VARIABLE, UserCluster, wait_for
+from tests.support.tuning import SMALL, iterations, write_tuning_file
 
 NUM_TRIALS = 3
 NUM_ITERATIONS = 8

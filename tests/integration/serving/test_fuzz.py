@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import WriteTestBundle
-from tests.serving import Versions, build_local
+from tests.support.serving import Versions, build_local
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own dependencies' deprecations, when it is imported

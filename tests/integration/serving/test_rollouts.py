@@ -17,7 +17,7 @@ from custom_models.nets import ActorCritic
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import PolicyClient
 from tests.conftest import WriteTestBundle
-from tests.integration.serving.conftest import Running, Start, wait_until
+from tests.support.services import Running, Start, wait_until
 
 JSON = {"Content-Type": "application/json"}
 FAR_AWAY = [1e6, 0.0, 0.0, 0.0]

@@ -30,7 +30,7 @@ from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import AsyncPolicyClient, PolicyServiceError
 from tests.conftest import WriteTestBundle
-from tests.integration.serving.conftest import TOKEN, Running, Start, descendants, wait_until
+from tests.support.services import TOKEN, Running, Start, descendants, wait_until
 
 JSON = {"Content-Type": "application/json"}
 LANDER = EnvSettings(id="LunarLander-v3", max_episode_steps=40)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from rl_service.serving.client import PolicyClient, PolicyServiceError
-from tests.integration.serving.conftest import ROOT, START_S, TOKEN, descendants, wait_until
+from tests.support.services import ROOT, START_S, TOKEN, descendants, wait_until
 
 BIN = Path(sys.executable).parent
 OBSERVATION = [0.0] * 8

@@ -17,7 +17,8 @@ import pytest
 from rl_service.machine import available_cpus
 from rl_service.tuning.snapshot import saved_trials
 from rl_service.tuning.storage import ExperimentStorage
-from tests.tuning import iterations, write_tuning_file
+from tests.conftest import Command
+from tests.support.tuning import iterations, write_tuning_file
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "", "OMP_NUM_THREADS": "1"}
@@ -136,14 +137,11 @@ def test_killed_and_interrupted_experiments_go_on_to_their_end(tmp_path: Path) -
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    tmp_path: Path, arguments: tuple[str, ...], words: str
+    rl_service: Command, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     write_tuning_file(tmp_path / "small.yaml")
     write_tuning_file(tmp_path / "empty.yaml", search_space={})
-    status, out, err = run(*arguments, cwd=tmp_path)
-    assert (status, out) == (2, ""), err
-    [line] = err.splitlines()
-    assert words in line
+    assert words in rl_service("tune", *arguments).refusal
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.yaml", "small.yaml"]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rl_service.cluster.processes import command_line
 from rl_service.config import load_settings
 from rl_service.errors import CheckpointError, TuningError
 from rl_service.policies import load_bundle
@@ -22,9 +21,9 @@ from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView
-from tests.integration.serving.conftest import descendants
-from tests.tuning import Watcher, iterations, run_plan, small_plan
-from tests.unit.tracking.test_wandb import curve, records
+from tests.support.rays import actor_pids
+from tests.support.tuning import Watcher, iterations, run_plan, small_plan
+from tests.support.wandb_runs import curve, records
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -163,7 +162,7 @@ def test_trials_without_a_finite_score_fail_and_never_win(tmp_path: Path) -> Non
     kwargs = {"choice": [{"broken": True}, {"broken": False}]}
     plan = small_plan(
         tmp_path,
-        settings={"env": {"id": "tests.tuning:NaNReturns", "max_episode_steps": None}},
+        settings={"env": {"id": "tests.support.tuning:NaNReturns", "max_episode_steps": None}},
         search_space={"env.kwargs": kwargs},
         points_to_evaluate=[{"env.kwargs": {"broken": broken}} for broken in (True, False)],
         max_failures=0,
@@ -250,7 +249,7 @@ def test_a_stopped_experiment_says_what_is_left_of_it(tmp_path: Path) -> None:
 
 
 def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:
-    env = {"id": "tests.tuning:NaNReturns", "kwargs": {"broken": True}, "max_episode_steps": None}
+    env = {"id": "tests.support.tuning:NaNReturns", "kwargs": {"broken": True}, "max_episode_steps": None}
     plan = small_plan(tmp_path, settings={"env": env}, max_failures=0)
     with pytest.raises(
         TuningError, match=r"none of 2 trials left a policy \(.*reward is nan.*results.csv"
@@ -269,9 +268,8 @@ def test_a_trial_whose_process_dies_goes_on_from_its_checkpoint(tmp_path: Path) 
             super().on_trials(trials)
             if self.killed is None and trials[0].env_steps == 2 * 64:
                 self.killed = trials[0].trial_id
-                for pid in descendants(os.getpid()):
-                    if command_line(pid).startswith("ray::TuningTrial"):
-                        os.kill(pid, signal.SIGKILL)
+                for pid in actor_pids("TuningTrial"):
+                    os.kill(pid, signal.SIGKILL)
 
     plan = small_plan(tmp_path, num_samples=1, settings={"stop": {"iterations": 5}}, max_failures=1)
     watcher = Kills()

@@ -13,7 +13,7 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.errors import TrainingFailedError
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.trial import TuningTrial
-from tests.tuning import small_plan
+from tests.support.tuning import small_plan
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -90,7 +90,7 @@ def test_a_trial_that_had_ended_ends_again_with_what_it_had(tmp_path: Path, star
 
 
 def test_scores_that_are_not_finite_fail_the_trial(tmp_path: Path, start: Any) -> None:
-    broken = {"id": "tests.tuning:NaNReturns", "kwargs": {"broken": True}}
+    broken = {"id": "tests.support.tuning:NaNReturns", "kwargs": {"broken": True}}
     trial = start(small_plan(tmp_path, settings={"env": broken}), 1e-3)
     with pytest.raises(TrainingFailedError):
         trial.step()

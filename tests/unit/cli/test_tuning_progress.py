@@ -8,7 +8,7 @@ from typing import Any
 
 from rl_service.cli.tuning_progress import PlainTuningProgress, RichTuningProgress
 from rl_service.tuning.observer import TrialView, TuneResult
-from tests.tuning import small_plan
+from tests.support.tuning import small_plan
 
 
 class Terminal(io.StringIO):

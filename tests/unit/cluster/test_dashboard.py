@@ -14,7 +14,7 @@ import pytest
 from rl_service.cluster import dashboard as dashboard_module
 from rl_service.cluster.dashboard import Dashboard, Versions
 from rl_service.errors import ClusterError
-from tests.http_server import serving
+from tests.support.http_server import serving
 
 TOKEN = "right"
 

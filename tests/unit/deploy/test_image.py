@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.dockerfile import arguments, last, steps
+from tests.support.dockerfile import arguments, last, steps
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "token-of-this-test-0123456789"

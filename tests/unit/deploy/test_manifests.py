@@ -25,8 +25,8 @@ from rl_service.cli.tune import tune
 from rl_service.serving.deployment import build_app
 from rl_service.serving.security import parse_tokens
 from rl_service.tuning.load import load_plan
-from tests.dockerfile import DOCKERFILE, arguments, last, steps
-from tests.manifests import KUBERNETES, ROOT, SCHEMAS, kustomize, problems, render
+from tests.support.dockerfile import DOCKERFILE, arguments, last, steps
+from tests.support.manifests import KUBERNETES, ROOT, SCHEMAS, kustomize, problems, render
 
 Manifest = dict[str, Any]
 FOLDERS = {

@@ -10,7 +10,7 @@ import pytest
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.envs.episodes import SeededEpisodes, episode_seed
-from tests.environments import ENVIRONMENTS
+from tests.support.environments import ENVIRONMENTS
 
 
 def build(env_id: str) -> SeededEpisodes:

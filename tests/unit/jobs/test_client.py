@@ -12,7 +12,7 @@ import pytest
 
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.jobs.client import ray_client
-from tests.http_server import serving
+from tests.support.http_server import serving
 
 
 class Asked(BaseHTTPRequestHandler):

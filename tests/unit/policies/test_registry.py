@@ -20,7 +20,7 @@ from rl_service.policies.files import bundle_sha256
 from rl_service.policies.locate import ZOO_FOLDER
 from rl_service.policies.registry import PolicyRegistry, PolicyVersion
 from tests.conftest import WriteTestBundle
-from tests.unit.runs.test_kill_while_saving import run_and_kill_at
+from tests.support.kills import run_and_kill_at
 
 NAME = "cartpole-v1-mlp-ppo"
 

@@ -12,7 +12,7 @@ from rl_service.errors import SettingsError
 from rl_service.rollout.autoscaler import Autoscaler
 from rl_service.rollout.load import Load
 from rl_service.rollout.scaling_policies import check_policy
-from tests.scaling import STEADY
+from tests.support.scaling import STEADY
 
 OWN = "tests.unit.rollout.test_autoscaler:asks_for_env_steps"
 
@@ -154,8 +154,8 @@ def test_a_function_may_give_its_reason() -> None:
     ("name", "reason"),
     [
         ("no_such_module_x:f", "module no_such_module_x cannot be imported"),
-        ("tests.scaling:Trainin", "tests.scaling has no function Trainin; did you mean Training?"),
-        ("tests.scaling:STEADY", "tests.scaling has no function STEADY"),
+        ("tests.support.scaling:Trainin", "tests.support.scaling has no function Trainin; did you mean Training?"),
+        ("tests.support.scaling:STEADY", "tests.support.scaling has no function STEADY"),
     ],
 )
 def test_a_function_that_is_not_there_is_one_line(name: str, reason: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rl_service.config.settings import ResourceSettings
 from rl_service.rollout.sample_times import SampleTimes
 from rl_service.rollout.throughput import ThroughputPolicy
-from tests.scaling import STEADY, Training
+from tests.support.scaling import STEADY, Training
 
 SEEDS = range(5)
 

@@ -21,7 +21,7 @@ from rl_service.serving.limits import Limits
 from rl_service.serving.security import Tokens
 from rl_service.serving.service import Service
 from tests.conftest import WriteTestBundle
-from tests.serving import Versions, build_local
+from tests.support.serving import Versions, build_local
 
 ACT, SESSIONS = "/v1/policies/cartpole/act", "/v1/sessions"
 LIMITS = Limits(max_body_bytes=20_000, max_batch_size=8, max_sessions=2)

@@ -19,7 +19,7 @@ from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
 from rl_service.serving.service import Service
 from tests.conftest import WriteTestBundle
-from tests.serving import Versions, break_parity, build_local
+from tests.support.serving import Versions, break_parity, build_local
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
 from rl_service.serving.sources import FolderSource, find_sources
 from tests.conftest import WriteTestBundle
-from tests.serving import break_parity, build_local
+from tests.support.serving import break_parity, build_local
 
 OBS = np.full((1, 4), 0.1, np.float32)
 

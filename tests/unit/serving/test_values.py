@@ -16,7 +16,7 @@ from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, 
 from custom_models.critic import Chunks
 from rl_service.policies import load_bundle
 from tests.conftest import WriteTestBundle
-from tests.serving import Versions, build_local
+from tests.support.serving import Versions, build_local
 
 NUM_STEPS = 7
 GPT2 = GPT2CriticConfig(context_length=4, n_layer=1, n_head=2, n_embd=16, attention="window")

@@ -6,21 +6,22 @@ import json
 import os
 import pty
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wandb.proto import wandb_internal_pb2
-
 from rl_service.tracking import weights_and_biases
 from tests.conftest import WriteTestBundle
-
-BLOCK_BYTES = 32 * 1024
-FULL, LAST = 1, 4
+from tests.support.wandb_runs import (
+    curve,
+    environment,
+    offline_runs,
+    policy_artifact,
+    records,
+    started,
+)
 
 TRAIN = """
 import sys
@@ -64,12 +65,6 @@ print("done")
 """
 
 
-def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
-    """One without a key, in which W&B writes under `tmp_path` alone."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") and k != "NETRC"}
-    return kept | {"HOME": str(tmp_path), "WANDB_DISABLE_GIT": "true"} | extra
-
-
 def train(tmp_path: Path, **extra: str) -> str:
     return run(TRAIN, tmp_path, **extra)
 
@@ -87,48 +82,6 @@ def run(script: str, tmp_path: Path, *arguments: str, **extra: str) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done\n")
     return done.stdout
-
-
-def offline_runs(tmp_path: Path) -> list[Path]:
-    return sorted(tmp_path.glob("runs/*/*/wandb/offline-run-*"))
-
-
-def records(folder: Path) -> Iterator[wandb_internal_pb2.Record]:
-    """What W&B wrote: records in LevelDB's log format, cut into pieces at blocks of 32 KiB."""
-    (path,) = folder.glob("*.wandb")
-    content = path.read_bytes()
-    position, record = 7, b""  # a header of 7 bytes comes first
-    while position < len(content):
-        if BLOCK_BYTES - position % BLOCK_BYTES < 7:  # too little for a piece's header
-            position += BLOCK_BYTES - position % BLOCK_BYTES
-            continue
-        _, size, kind = struct.unpack_from("<IHB", content, position)
-        record += content[position + 7 : position + 7 + size]
-        position += 7 + size
-        if kind in (FULL, LAST):
-            yield wandb_internal_pb2.Record.FromString(record)
-            record = b""
-
-
-def started(folder: Path) -> wandb_internal_pb2.RunRecord:
-    return next(record.run for record in records(folder) if record.HasField("run"))
-
-
-def policy_artifact(tmp_path: Path) -> wandb_internal_pb2.ArtifactRecord:
-    """The one that an offline run has kept beside its source code."""
-    (folder,) = offline_runs(tmp_path)
-    artifacts = [record.artifact for record in records(folder) if record.HasField("artifact")]
-    (found,) = [artifact for artifact in artifacts if artifact.type == "model"]
-    return found
-
-
-def curve(folder: Path, key: str) -> list[tuple[int, float]]:
-    return [
-        (record.history.step.num, json.loads(item.value_json))
-        for record in records(folder)
-        for item in record.history.item
-        if key in (item.key, *item.nested_key)
-    ]
 
 
 def test_without_a_key_the_run_is_kept_offline_with_config_and_metrics(tmp_path: Path) -> None:

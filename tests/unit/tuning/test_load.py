@@ -11,7 +11,7 @@ from rl_service.config import load_settings
 from rl_service.config.presets import preset_names
 from rl_service.errors import SettingsError
 from rl_service.tuning.load import load_plan
-from tests.tuning import write_tuning_file
+from tests.support.tuning import write_tuning_file
 
 LR = {"algorithm.actor_lr": {"loguniform": [1e-4, 1e-2]}}
 PBT = {"name": "pbt", "interval_env_steps": 64}

@@ -11,7 +11,7 @@ import ray
 from rl_service.errors import ResourceError
 from rl_service.tuning.resources import TrialResources, check_placement, trial_bundles
 from rl_service.tuning.space import SearchSpace
-from tests.tuning import small_plan
+from tests.support.tuning import small_plan
 
 
 def nodes(*cpus: float, gpus: float = 0.0) -> Any:

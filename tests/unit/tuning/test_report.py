@@ -16,7 +16,7 @@ from rl_service.tuning.report import (
     write_preset,
     write_table,
 )
-from tests.tuning import small_plan
+from tests.support.tuning import small_plan
 
 
 def trial(name: str, best: float | None, **changed: Any) -> TrialView:

@@ -10,7 +10,7 @@ from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.schedulers.pbt import _explore
 
 from rl_service.tuning.search import build_scheduler
-from tests.tuning import small_plan
+from tests.support.tuning import small_plan
 
 PBT = {"name": "pbt", "interval_env_steps": 64, "resample_probability": 0.0}
 

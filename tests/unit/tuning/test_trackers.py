@@ -12,7 +12,7 @@ from rl_service.tuning import trackers as trackers_module
 from rl_service.tuning.observer import TrialView
 from rl_service.tuning.settings import SCORE
 from rl_service.tuning.trackers import TrialTrackers
-from tests.tuning import small_plan
+from tests.support.tuning import small_plan
 
 
 def test_each_kind_of_line_is_told_for_the_first_trial(

@@ -17,7 +17,7 @@ from rl_service.tuning import watch as watch_module
 from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trackers import TrialTrackers
 from rl_service.tuning.watch import Watch
-from tests.tuning import Watcher, small_plan
+from tests.support.tuning import Watcher, small_plan
 
 
 @pytest.fixture

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.cluster.processes import command_line
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
 from rl_service.config.settings import (
     EnvSettings,
@@ -26,7 +21,8 @@ from rl_service.config.settings import (
     StopSettings,
     TrackingSettings,
 )
-from tests.recorder import Recorder
+from tests.support.rays import worker_pids
+from tests.support.recorder import Recorder
 
 MLP = MLPConfig(hidden_sizes=(16,), critic_hidden_sizes=(16,))
 GPT2 = GPT2CriticConfig(
@@ -77,24 +73,6 @@ def small_settings(
     )
 
 
-@contextmanager
-def own_ray(num_gpus: int = 0) -> Iterator[None]:
-    """Ray in this process: its own temporary folder, two CPUs, gone at the end."""
-    folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
-    ray.init(
-        num_cpus=2,
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        _temp_dir=folder,
-        log_to_driver=False,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def weights(algorithm: OnPolicyAlgorithm) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in algorithm.learner_policy.net.state_dict().items()}
 
@@ -143,23 +121,3 @@ class KillsAWorker(Recorder):
         super().on_iteration(row)
         if row["training_iteration"] == 2:
             os.kill(worker_pids()[0], signal.SIGKILL)
-
-
-def worker_pids() -> list[int]:
-    """The rollout workers below this process: driver, raylet, worker."""
-    processes = {int(p.name): p for p in Path("/proc").iterdir() if p.name.isdigit()}
-    return [
-        pid
-        for pid, path in processes.items()
-        if command_line(pid).startswith("ray::VectorRolloutWorker")
-        and _parent(processes.get(_parent(path))) == os.getpid()
-    ]
-
-
-def _parent(process: Path | None) -> int:
-    if process is None:
-        return 0
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

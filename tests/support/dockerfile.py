@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-DOCKERFILE = Path(__file__).parents[1] / "docker" / "Dockerfile"
+DOCKERFILE = Path(__file__).parents[2] / "docker" / "Dockerfile"
 
 
 class Step(NamedTuple):

@@ -13,7 +13,7 @@ import jsonschema
 import referencing
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 SCHEMAS = ROOT / "tests" / "unit" / "deploy" / "schemas"
 CORE_KINDS = {

@@ -1,0 +1,127 @@
+"""Workers of a real Ray that come out of one process, and what happens if it is not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import ray
+
+from rl_service import forkserver
+from rl_service.cluster.processes import command_line
+
+LIGHT = ("xml.dom.minidom",)
+"""A module that nobody else imports."""
+PATIENCE_S = 60.0
+
+
+class Seen(NamedTuple):
+    """What a worker is."""
+
+    parent: int
+    has_module: bool
+    threads_of_parent: int
+    variable: str | None
+    random: float
+    arguments: list[str]
+
+
+class Worker:
+    def look(self) -> Seen:
+        import sys
+
+        import numpy as np
+
+        parent = os.getppid()
+        return Seen(
+            parent,
+            LIGHT[0] in sys.modules,
+            len(list(Path(f"/proc/{parent}/task").iterdir())),
+            os.environ.get("OF_THIS_WORKER"),
+            float(np.random.random()),
+            sys.argv,
+        )
+
+
+@contextmanager
+def ray_with(*modules: str) -> Iterator[Callable[..., Any]]:
+    """A Ray whose workers are forked; gives the call that starts one."""
+    folder = tempfile.mkdtemp(prefix="rlt")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"py_executable": forkserver.py_executable(modules)},
+        _temp_dir=folder,
+    )
+    try:
+        yield lambda **options: ray.remote(num_cpus=0, **options)(Worker).remote()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_server(pid: int) -> bool:
+    return forkserver.__file__ in command_line(pid)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_workers_share_their_imports_and_nothing_else() -> None:
+    with ray_with(*LIGHT) as start:
+        mine = {"py_executable": ray.get_runtime_context().runtime_env["py_executable"]}
+        marked = {**mine, "env_vars": {"OF_THIS_WORKER": "yes"}}
+        actors = [start(), start(), start(runtime_env=marked)]
+        first, second, third = ray.get([actor.look.remote() for actor in actors])
+        assert first.parent == second.parent == third.parent
+        assert is_server(first.parent)
+        assert first.has_module and second.has_module and third.has_module
+        assert first.threads_of_parent == 1  # else a fork could inherit a lock that is held
+        assert (first.variable, second.variable, third.variable) == (None, None, "yes")
+        assert len({first.random, second.random, third.random}) == 3
+        assert len({tuple(seen.arguments) for seen in (first, second, third)}) == 3
+        for actor in actors[:2]:
+            ray.kill(actor)
+        again = ray.get(start().look.remote())
+        assert again.parent == first.parent
+    wait_until(lambda: not is_server(first.parent))  # it goes with its node
+
+
+def test_another_server_comes_when_one_was_killed() -> None:
+    with ray_with(*LIGHT) as start:
+        lives = start()
+        first = ray.get(lives.look.remote())
+        os.kill(first.parent, signal.SIGKILL)
+        second = ray.get(start().look.remote())
+        assert second.parent != first.parent
+        assert is_server(second.parent)
+        assert ray.get(lives.look.remote()).random != first.random  # and its workers live on
+
+
+def test_a_server_that_cannot_import_costs_no_worker() -> None:
+    with ray_with("no_such_module") as start:
+        seen = ray.get(start().look.remote())
+        assert not is_server(seen.parent)
+        assert not seen.has_module
+
+
+def test_a_node_without_the_file_starts_workers_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "__file__", str(tmp_path / "missing.py"))
+    with ray_with(*LIGHT) as start:
+        assert not ray.get(start().look.remote()).has_module
+

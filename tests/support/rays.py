@@ -1,0 +1,91 @@
+"""Rays for tests: one for the whole session, others for tests that need their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray._private.state import actors
+
+from rl_service.cluster.processes import command_line
+from rl_service.forkserver import py_executable
+
+WORKERS = {"py_executable": py_executable()}
+"""Runtime environment of the session's workers: what they import is imported once."""
+
+_SHARED = """
+import sys, ray
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def shared_ray() -> Iterator[str]:
+    """Ray in a process of its own with two CPUs, for drivers that come and go; its address."""
+    folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SHARED, folder],
+        stdin=subprocess.PIPE,  # it ends with this process, whatever happens
+        stdout=subprocess.PIPE,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """This process as a driver there."""
+    ray.init(address=address, runtime_env=WORKERS, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def own_ray(num_gpus: int = 0) -> Iterator[None]:
+    """Ray in this process: its own temporary folder, two CPUs, gone at the end."""
+    folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
+    ray.init(
+        num_cpus=2,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        _temp_dir=folder,
+        log_to_driver=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def worker_pids() -> list[int]:
+    """The rollout workers of this process's trainings."""
+    return actor_pids("VectorRolloutWorker")
+
+
+def actor_pids(class_name: str) -> list[int]:
+    """Processes of the actors of a class that belong to this process's job."""
+    job = ray.get_runtime_context().get_job_id()
+    return [
+        actor["Pid"]
+        for actor in actors(actor_state_name="ALIVE").values()
+        if (actor["JobID"], actor["ActorClassName"]) == (job, class_name)
+        and command_line(actor["Pid"])  # Ray hears of a death a moment later
+    ]
