@@ -8,7 +8,7 @@ Ray runs this file in place of Python (`py_executable` of a runtime environment)
 arguments, variables and standard streams to the server and exits; Ray learns the worker's process
 id from the worker. If anything fails, it becomes the worker itself, as if it were not there.
 
-A server belongs to one run (by a random token), user, node, import path and folder, so no worker
+A server belongs to one run (by a random token), job, user, node, import path and folder, so nobody
 gets another version's code. It exits with its node, or a minute after its last worker.
 """
 
@@ -84,7 +84,9 @@ def _is_forked(token: str, modules: str, command: tuple[str, ...]) -> bool:
 
 def _address(token: str, modules: str) -> str:
     """In the abstract namespace, where names go with the process that listens."""
-    parts = [token, modules, str(os.getuid()), os.environ[_RAYLET], sys.executable, os.getcwd()]
+    # Ray reads its own variables when it is imported, among them the job that a worker is of.
+    ray = [os.environ[_RAYLET], os.environ.get("RAY_JOB_ID", "")]
+    parts = [token, modules, *ray, str(os.getuid()), sys.executable, os.getcwd()]
     return "\0rl-service-" + hashlib.sha256("\0".join(parts + sys.path).encode()).hexdigest()
 
 
@@ -133,9 +135,8 @@ def _serve(listener: socket.socket, modules: list[str]) -> dict[str, Any]:
     workers: dict[int, int] = {}
     """Process ids by the descriptors that become readable when they end."""
     while True:
-        ready, _, _ = select.select(
-            [listener, raylet, *workers], [], [], None if workers else _IDLE_S
-        )
+        sources: list[Any] = [listener, raylet, *workers]
+        ready, _, _ = select.select(sources, [], [], None if workers else _IDLE_S)
         if not ready or raylet in ready:
             os._exit(0)
         for ended in workers.keys() & set(ready):

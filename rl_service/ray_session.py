@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
 from ray._private.node import Node
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from rl_service.capacity import OWN_RAY, coming_cpus, cpus_now
 from rl_service.config.settings import ResourceSettings
@@ -23,11 +26,15 @@ from rl_service.machine import missing_cpus
 from rl_service.slow_start import was_too_slow
 
 _ANSWER_TIMEOUT_S = 10.0
+_WITH_OWN_PYTHON = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}
+"""Keys of the runtime environment of a job whose workers run in a Python of its own."""
 _SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
 
 
 @contextmanager
-def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> Iterator[None]:
+def ray_session(
+    resources: ResourceSettings, *, num_gpus: int | None = None, load: Sequence[str] = ()
+) -> Iterator[None]:
     """Connects to the cluster in `RAY_ADDRESS`, or starts Ray in this machine's processes.
 
     A Ray that is already connected (a Tune trial, a job, a test) is used and left alone.
@@ -35,6 +42,7 @@ def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> 
     Args:
         resources: of the training.
         num_gpus: that a Ray of its own has; None: as many as the training takes.
+        load: modules that are needed next; they are imported while Ray starts.
 
     Raises:
         ResourceError: if no Ray answers or starts, or the cluster has too few CPUs.
@@ -48,18 +56,40 @@ def ray_session(resources: ResourceSettings, *, num_gpus: int | None = None) -> 
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's own warning about zero GPUs changes nothing here and would fill the log.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Workers that Ray starts in advance are not forked, so no actor of ours would get one.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     address = os.environ.get("RAY_ADDRESS")
     try:
-        with own_sigterm():
+        with _loading(load), own_sigterm():
             if address:
                 _connect(address)
                 _check_cpus(resources, address)
             else:
                 gpus = resources.num_gpus if num_gpus is None else num_gpus
                 start_ray(num_gpus=gpus, include_dashboard=False, runtime_env=_runtime_env())
+            if resources.num_env_runners:
+                # Its worker brings the fork server, which then loads while this process does.
+                ray.remote(num_cpus=0)(_nothing).remote()
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _loading(modules: Sequence[str]) -> Iterator[None]:
+    """Imports in another thread until the end of the block; its errors come when they are used."""
+
+    def load() -> None:
+        with suppress(Exception):
+            for module in modules:
+                importlib.import_module(module)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _connect(address: str) -> None:
@@ -77,7 +107,14 @@ def _connect(address: str) -> None:
 
 def _runtime_env() -> dict[str, str]:
     """Of all workers that this process starts, and of those that they start."""
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
+    if _WITH_OWN_PYTHON & (job.get("runtime_env") or {}).keys():
+        return {}
     return {"py_executable": py_executable()}
+
+
+def _nothing() -> None:
+    pass
 
 
 def _knock(address: str) -> None:

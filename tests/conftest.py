@@ -14,6 +14,8 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ["WANDB_MODE"] = "offline"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Of the Ray that tests share, which is not their own; commands that start one drop it again.
+os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `rl_service.ray_session`
 
 import numpy as np
@@ -89,13 +91,12 @@ def ray_address() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="module")
-def local_ray(ray_address: str) -> Iterator[None]:
+@pytest.fixture
+def local_ray(ray_address: str) -> None:
     """This process is a driver of the shared Ray."""
-    from tests.support.rays import connected
+    from tests.support.rays import connect
 
-    with connected(ray_address):
-        yield
+    connect(ray_address)
 
 
 @pytest.fixture

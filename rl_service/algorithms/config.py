@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.tune.registry import register_env
+from ray.tune.registry import _global_registry, register_env
 
 from custom_models.registry import register_models
 from rl_service.config.settings import Settings
@@ -33,6 +33,7 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     Raises:
         EnvError: if the environment cannot be made or read.
     """
+    _global_registry._prefix = None  # it remembers the first job of a process, which may have more
     register_models()
     register_env(ENV_NAME, create_env)
     observation_space, action_space = env_spaces(settings.env)

@@ -180,14 +180,19 @@ def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
         with captured_output(run.log_path) as (out, _):
             from rl_service.cli.figures import short_path
             from rl_service.cli.progress import build_progress
-            from rl_service.training import train as run_training
+            from rl_service.ray_session import ray_session
 
+            settings = loaded.settings
+            modules = ("rl_service.training", f"custom_models.{settings.model.name}")
             with build_progress(out) as observer:
                 # Before Ray starts: if the process dies with it, this says where to look.
                 observer.on_message(f"log: {short_path(run.log_path)}")
                 for note in loaded.notes:
                     observer.on_message(note)
-                return run_training(loaded.settings, observer=observer, run=run)
+                with ray_session(settings.resources, load=modules):
+                    from rl_service.training import train as run_training
+
+                    return run_training(settings, observer=observer, run=run)
     except TrainingFailedError as error:
         raise type(error)(f"{error}; details are in {run.log_path}") from error
     except KeyboardInterrupt:

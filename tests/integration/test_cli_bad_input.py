@@ -56,7 +56,9 @@ def refusals(rl_service: Command, *arguments: str) -> list[str]:
         ("surplus", ["unexpected extra argument", "train --help"]),
     ],
 )
-def test_bad_input_to_train_is_one_line(rl_service: Command, arguments: str, parts: list[str]) -> None:
+def test_bad_input_to_train_is_one_line(
+    rl_service: Command, arguments: str, parts: list[str]
+) -> None:
     [line] = refusals(rl_service, "train", *arguments.split())
     for part in parts:
         assert part in line
@@ -140,7 +142,7 @@ def test_evaluate_prints_a_table_and_one_json_object_on_the_last_line(
     result = json.loads(done.out.splitlines()[-1])
     assert result["episodes"] == 3
     assert (result["env"], result["model"], result["seed"]) == ("Pendulum-v1", "mlp", 7)
-    again = rl_service(*"evaluate bundle -ne 3 --seed 7 --json".split())
+    again = rl_service(*["evaluate", "bundle", "-ne", "3", "--seed", "7", "--json"])
     assert json.loads(again.out.splitlines()[-1]) == result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -17,8 +16,8 @@ import pytest
 import torch
 
 from rl_service.runs import Run
+from tests.support.rays import command_environment
 
-ROOT = Path(__file__).parents[2]
 TINY = (
     "-m mlp -e CartPole-v1 --set resources.num_env_runners=0 --set env.max_episode_steps=20 "
     "--set algorithm.train_batch_size=64 --set algorithm.minibatch_size=64 "
@@ -36,15 +35,10 @@ def start(ray_address: str) -> Iterator[Start]:
     processes = []
 
     def run(*arguments: str, cwd: Path, address: str | None = None) -> subprocess.Popen[str]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RAY_ADDRESS": address or ray_address,
-        }
         process = subprocess.Popen(
             [sys.executable, "-m", "rl_service.cli", "train", *arguments],
             cwd=cwd,
-            env=environment,
+            env=command_environment(address or ray_address),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

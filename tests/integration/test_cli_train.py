@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,10 +11,9 @@ from pathlib import Path
 
 from rl_service.config import load_settings
 from rl_service.runs import Run
+from tests.support.rays import command_environment
 
-ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "rl_service.cli", "train")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "", "OMP_NUM_THREADS": "1"}
 ONE_PROCESS = ("--set", "resources.num_env_runners=0")
 FEW_EPISODES = (
     "--set",
@@ -29,7 +27,7 @@ def train(*arguments: str, cwd: Path, ray: str = "") -> subprocess.CompletedProc
     return subprocess.run(
         [*COMMAND, *arguments],
         cwd=cwd,
-        env={**ENVIRONMENT, "RAY_ADDRESS": ray},
+        env=command_environment(ray),
         capture_output=True,
         text=True,
         timeout=240,
@@ -71,7 +69,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_status_130(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "-e", "CartPole-v1", "-m", "mlp", *ONE_PROCESS, *FEW_EPISODES],
         cwd=tmp_path,
-        env=ENVIRONMENT,
+        env=command_environment(),
         stdout=subprocess.PIPE,
         text=True,
     )

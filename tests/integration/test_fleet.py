@@ -21,8 +21,8 @@ from rl_service.runs import Run
 from rl_service.trainer import Trainer
 from rl_service.training import train
 from tests.support import faulty_envs
-from tests.support.recorder import Recorder
 from tests.support.rays import worker_pids
+from tests.support.recorder import Recorder
 from tests.support.small_runs import small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -35,6 +35,11 @@ class Seen(NamedTuple):
 
 
 class Worker:
+    def start_child(self) -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"]).pid
+
     def look(self) -> Seen:
         import sys
 
@@ -55,6 +60,7 @@ class Worker:
 def ray_with(*modules: str) -> Iterator[Callable[..., Any]]:
     """A Ray whose workers are forked; gives the call that starts one."""
     folder = tempfile.mkdtemp(prefix="rlt")
+    ray.shutdown()
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -100,6 +106,17 @@ def test_workers_share_their_imports_and_nothing_else() -> None:
     wait_until(lambda: not is_server(first.parent))  # it goes with its node
 
 
+def test_a_killed_worker_takes_its_children_along_and_no_other_worker() -> None:
+    with ray_with(*LIGHT) as start:
+        first, second = start(), start()
+        child = ray.get(first.start_child.remote())
+        before = ray.get(second.look.remote())
+        ray.kill(first)
+        wait_until(lambda: not command_line(child))
+        assert ray.get(second.look.remote()).parent == before.parent
+        assert is_server(before.parent)
+
+
 def test_another_server_comes_when_one_was_killed() -> None:
     with ray_with(*LIGHT) as start:
         lives = start()
@@ -124,4 +141,3 @@ def test_a_node_without_the_file_starts_workers_as_usual(
     monkeypatch.setattr(forkserver, "__file__", str(tmp_path / "missing.py"))
     with ray_with(*LIGHT) as start:
         assert not ray.get(start().look.remote()).has_module
-

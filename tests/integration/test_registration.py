@@ -89,11 +89,11 @@ def test_from_training_to_production_and_back(
 
     def train(*more: str) -> list[str]:
         """In a process, since W&B reads variables when it is imported."""
-        paths = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ray_address}
+        paths = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ray_address, "COLUMNS": "200"}
         done = subprocess.run(
             [sys.executable, "-m", "rl_service.cli", *command.split(), *more],
             cwd=tmp_path,
-            env={**environment(tmp_path), **paths, "COLUMNS": "200"},
+            env=environment(tmp_path, **paths),
             capture_output=True,
             text=True,
             timeout=240,

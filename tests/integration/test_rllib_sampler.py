@@ -16,6 +16,7 @@ from rl_service.algorithms.config import build_config
 from rl_service.algorithms.ppo import PPO, PPOPolicy
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
+from rl_service.process import seed_process
 from rl_service.rollout.fragments import ACTOR_INPUTS, COLUMNS, segment_ids
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
 
@@ -34,7 +35,7 @@ def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int)
         resources=ResourceSettings(num_env_runners=0, num_envs_per_env_runner=num_envs),
         seed=3,
     )
-    torch.manual_seed(0)  # of the initial weights
+    seed_process(settings.seed)  # of the initial weights, as our worker does
     worker = worker_class(
         env_creator=create_env,
         default_policy_class=PPOPolicy,

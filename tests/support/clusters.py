@@ -1,4 +1,4 @@
-"""A local cluster as a user starts it, and a project to submit from."""
+"""Local clusters as a user starts them, of two nodes or scaling, and a project to submit from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
 from rl_service.cluster.processes import kill_processes
 from rl_service.cluster.state import LocalCluster
 
@@ -32,6 +34,8 @@ evaluation: {interval: 0, num_episodes: 1, final_num_episodes: 1}
 tracking: {checkpoint_interval: 1000, tensorboard: false}
 """
 STEP_VARIABLE = "RL_SERVICE_PROBE_STEP_S"
+LONG = ("--set", "resources.num_env_runners=0", "-ne", "1000000")
+SLOW = {STEP_VARIABLE: "0.005"}
 # One worker samples fast enough unless the environment is slow.
 ELASTIC = """\
 env: {id: "probe:SlowEnv", max_episode_steps: 50}
@@ -190,3 +194,16 @@ def started(command: str, *arguments: str) -> Iterator[UserCluster]:
                 process.kill()
             process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[UserCluster]:
+    with started("up", "--nodes", "2", "--cpus-per-node", "1") as user:
+        yield user
+
+
+@pytest.fixture(scope="module")
+def scaling_cluster() -> Iterator[UserCluster]:
+    """A head with one CPU, and up to two workers with one each that come and go."""
+    with started("autoscale", "--max-nodes", "3", "--idle-timeout-s", "5") as user:
+        yield user

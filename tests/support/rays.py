@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 from ray._private.state import actors
@@ -19,6 +20,8 @@ from rl_service.forkserver import py_executable
 WORKERS = {"py_executable": py_executable()}
 """Runtime environment of the session's workers: what they import is imported once."""
 
+ROOT = Path(__file__).parents[2]
+
 _SHARED = """
 import sys, ray
 
@@ -26,6 +29,17 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=sys
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
+
+
+def command_environment(ray_address: str = "", **changes: str) -> dict[str, str]:
+    """Variables of a command as a user has them.
+
+    Args:
+        ray_address: of the Ray that it is to use; by default it starts its own.
+        **changes: further variables.
+    """
+    kept = {k: v for k, v in os.environ.items() if k != "RAY_AUTH_MODE" or ray_address}
+    return {**kept, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ray_address, **changes}
 
 
 @contextmanager
@@ -43,23 +57,21 @@ def shared_ray() -> Iterator[str]:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
     finally:
+        ray.shutdown()
         process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def connected(address: str) -> Iterator[None]:
-    """This process as a driver there."""
-    ray.init(address=address, runtime_env=WORKERS, log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def connect(address: str) -> None:
+    """Makes this process a driver there, unless it is one: a second job would import all again."""
+    if not ray.is_initialized():
+        ray.init(address=address, runtime_env=WORKERS, log_to_driver=False)
 
 
 @contextmanager
 def own_ray(num_gpus: int = 0) -> Iterator[None]:
     """Ray in this process: its own temporary folder, two CPUs, gone at the end."""
+    ray.shutdown()
     folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
     ray.init(
         num_cpus=2,
@@ -83,9 +95,7 @@ def worker_pids() -> list[int]:
 def actor_pids(class_name: str) -> list[int]:
     """Processes of the actors of a class that belong to this process's job."""
     job = ray.get_runtime_context().get_job_id()
-    return [
-        actor["Pid"]
-        for actor in actors(actor_state_name="ALIVE").values()
-        if (actor["JobID"], actor["ActorClassName"]) == (job, class_name)
-        and command_line(actor["Pid"])  # Ray hears of a death a moment later
-    ]
+    found = [a for a in actors(actor_state_name="ALIVE").values() if a["JobID"] == job]
+    # By its title: Tune gives the class another name, and Ray hears of a death a moment later.
+    title = f"ray::{class_name}"
+    return [a["Pid"] for a in found if command_line(a["Pid"]).startswith(title)]

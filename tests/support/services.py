@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from rl_service.cluster.processes import command_line
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import PolicyClient
+from tests.conftest import WriteTestBundle, write_untrained_bundle
+from tests.support.rays import command_environment
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "first-token-of-these-tests"
@@ -53,7 +59,7 @@ class Start:
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
                 # The cache of served folders lies below HOME.
-                env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(self.folder)},
+                env=command_environment(HOME=str(self.folder)),
                 text=True,
                 start_new_session=True,
             )
@@ -100,3 +106,18 @@ def descendants(pid: int) -> list[int]:
         below = {child for child, parent in parents.items() if parent in below}
         found += sorted(below)
     return found
+
+
+@pytest.fixture(scope="module")
+def write_bundle_once() -> WriteTestBundle:
+    """`write_test_bundle` for the fixtures of a module."""
+    return write_untrained_bundle
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    folder = Path(tempfile.mkdtemp(prefix="rlt"))  # short: Ray's sockets live below it
+    starter = Start(folder)
+    yield starter
+    starter.stop()
+    shutil.rmtree(folder, ignore_errors=True)

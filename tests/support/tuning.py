@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.folder import new_experiment
 from rl_service.tuning.load import TuningPlan, load_plan
 from rl_service.tuning.observer import TrialView, TuneResult
+from tests.support.rays import command_environment
+
+NAME = "cartpole-v1-mlp-ppo"
+"""Of the best policy in the registry."""
+PATIENCE_S = 240.0
 
 SMALL: dict[str, Any] = {
     "settings": {
@@ -112,3 +119,22 @@ class NaNReturns(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self._steps += 1
         return self.observation_space.sample(), self._reward, self._steps == 3, False, {}
+
+
+def start_command(*arguments: str, cwd: Path, ray_address: str = "") -> subprocess.Popen[str]:
+    """`rl-service tune` in a process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rl_service.cli", "tune", *arguments],
+        cwd=cwd,
+        env=command_environment(ray_address),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_command(*arguments: str, cwd: Path, ray_address: str = "") -> tuple[int, str, str]:
+    """Exit status, standard output and standard error."""
+    process = start_command(*arguments, cwd=cwd, ray_address=ray_address)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err

@@ -41,6 +41,7 @@ ORDER = [
     ["rl_service.capacity"],
     [
         "rl_service.base_models",
+        "rl_service.forkserver",
         "rl_service.machine",
         "rl_service.ports",
         "rl_service.pretrained",

@@ -21,6 +21,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from rl_service.config.settings import Settings
+from rl_service.forkserver import py_executable
 from rl_service.ray_session import ray_session
 from rl_service.runs.progress_file import ProgressFile
 from rl_service.trainer import Trainer
@@ -174,7 +175,8 @@ def _two_nodes() -> Iterator[Callable[[], None]]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         node = cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False)
+        workers = {"py_executable": py_executable()}
+        ray.init(address=cluster.address, runtime_env=workers, log_to_driver=False)
 
         def lose() -> None:
             cluster.remove_node(node, allow_graceful=False)

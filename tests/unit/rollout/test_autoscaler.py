@@ -154,7 +154,10 @@ def test_a_function_may_give_its_reason() -> None:
     ("name", "reason"),
     [
         ("no_such_module_x:f", "module no_such_module_x cannot be imported"),
-        ("tests.support.scaling:Trainin", "tests.support.scaling has no function Trainin; did you mean Training?"),
+        (
+            "tests.support.scaling:Trainin",
+            "tests.support.scaling has no function Trainin; did you mean Training?",
+        ),
         ("tests.support.scaling:STEADY", "tests.support.scaling has no function STEADY"),
     ],
 )

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from rl_service.tracking import weights_and_biases
 from tests.conftest import WriteTestBundle
 from tests.support.wandb_runs import (

@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.dockerfile import arguments, last, steps
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TOKEN = "token-of-this-test-0123456789"
 START_S = 240.0
 
