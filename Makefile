@@ -24,7 +24,7 @@ tune: venv  ## tune PPO on CartPole-v1: 8 trials, 2 at a time
 serve: venv  ## serve a trained LunarLander policy at http://127.0.0.1:8000
 	@$(BIN)/rl-service serve zoo:lunarlander
 
-test: venv  ## run the tests that every change needs (10 to 20 minutes)
+test: venv  ## run the tests that every change needs
 	@$(ONE_THREAD) $(BIN)/python -m pytest
 
 test-slow: venv  ## run the others that CI runs: chaos, whole experiments, full matrices
