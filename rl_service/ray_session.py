@@ -59,15 +59,16 @@ def ray_session(
     # Workers that Ray starts in advance are not forked, so no actor of ours would get one.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     address = os.environ.get("RAY_ADDRESS")
+    runtime_env = _runtime_env()
     try:
         with _loading(load), own_sigterm():
             if address:
-                _connect(address)
+                _connect(address, runtime_env)
                 _check_cpus(resources, address)
             else:
                 gpus = resources.num_gpus if num_gpus is None else num_gpus
-                start_ray(num_gpus=gpus, include_dashboard=False, runtime_env=_runtime_env())
-            if resources.num_env_runners:
+                start_ray(num_gpus=gpus, include_dashboard=False, runtime_env=runtime_env)
+            if runtime_env and resources.num_env_runners:
                 # Its worker brings the fork server, which then loads while this process does.
                 ray.remote(num_cpus=0)(_nothing).remote()
         yield
@@ -92,13 +93,13 @@ def _loading(modules: Sequence[str]) -> Iterator[None]:
         thread.join()
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, runtime_env: dict[str, str]) -> None:
     remedy = "start that cluster, or unset RAY_ADDRESS to train on this machine"
     if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray itself would not say so
         remedy += "; if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
     try:
         _knock(address)
-        ray.init(runtime_env=_runtime_env())
+        ray.init(runtime_env=runtime_env)
     except Exception as error:  # Ray raises what it likes; all of it means the same here
         raise ResourceError(
             f"no Ray cluster answers at RAY_ADDRESS={address} ({_brief(error)}); {remedy}"

@@ -276,12 +276,11 @@ class _Start:
 
     def _wait(self, deadline: float, num_nodes: int) -> None:
         while time.monotonic() < deadline:
-            for name, process in list(self.processes.items()):
-                given_up = nodes.was_given_up(process, self._log(name))
-                if given_up and name not in self.tried_again:
-                    self._start_again(name)
-                else:
-                    nodes.check_started(name, process, self._log(name))
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
+            for name in ended:
+                if name in self.tried_again or not nodes.was_given_up(self._log(name)):
+                    raise nodes.failure(name, self._log(name))
+                self._start_again(name)
             if _num_alive(self.dashboard) >= num_nodes:
                 return
             time.sleep(0.2)

@@ -130,18 +130,17 @@ def keep_only_logs(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def was_given_up(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Whether a node has ended since Ray had no patience with it: the machine was too busy."""
-    return process.poll() is not None and was_too_slow(_text(log))
+def was_given_up(log: Path) -> bool:
+    """Whether a node that has ended did so since Ray had no patience: the machine was too busy."""
+    return was_too_slow(_text(log))
 
 
-def check_started(name: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Raises ClusterError with the last words of a node that has ended."""
-    if process.poll() is not None:
-        raise ClusterError(
-            f"node {name} of the local cluster ended while it started "
-            f"({_last_words(log)}); free memory, ports and room in /tmp, and try again"
-        )
+def failure(name: str, log: Path) -> ClusterError:
+    """What to raise of a node that has ended while it started, with its last words."""
+    return ClusterError(
+        f"node {name} of the local cluster ended while it started "
+        f"({_last_words(log)}); free memory, ports and room in /tmp, and try again"
+    )
 
 
 def _ray_start(name: str, num_cpus: int, store_bytes: int) -> list[str]:

@@ -32,7 +32,8 @@ def tune_environment() -> Iterator[None]:
             # A trial that starts again from a checkpoint reports some steps a second time.
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             # Of PB2's Gaussian process, which has little to go by at first.
-            warnings.filterwarnings("ignore", "The optimal value found for dimension")
+            for message in ("The optimal value found for dimension", "lbfgs failed to converge"):
+                warnings.filterwarnings("ignore", message)
             yield
     finally:
         for name, value in before.items():

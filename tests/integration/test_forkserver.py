@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ import ray
 
 from rl_service import forkserver
 from rl_service.cluster.processes import command_line
+from tests.support.rays import own_ray
 
 LIGHT = ("xml.dom.minidom",)
 """A module that nobody else imports."""
@@ -36,13 +37,9 @@ class Seen(NamedTuple):
 
 class Worker:
     def start_child(self) -> int:
-        import subprocess
-
         return subprocess.Popen(["sleep", "1000"]).pid
 
     def look(self) -> Seen:
-        import sys
-
         import numpy as np
 
         parent = os.getppid()
@@ -59,20 +56,8 @@ class Worker:
 @contextmanager
 def ray_with(*modules: str) -> Iterator[Callable[..., Any]]:
     """A Ray whose workers are forked; gives the call that starts one."""
-    folder = tempfile.mkdtemp(prefix="rlt")
-    ray.shutdown()
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"py_executable": forkserver.py_executable(modules)},
-        _temp_dir=folder,
-    )
-    try:
+    with own_ray(runtime_env={"py_executable": forkserver.py_executable(modules)}):
         yield lambda **options: ray.remote(num_cpus=0, **options)(Worker).remote()
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_server(pid: int) -> bool:
@@ -141,3 +126,12 @@ def test_a_node_without_the_file_starts_workers_as_usual(
     monkeypatch.setattr(forkserver, "__file__", str(tmp_path / "missing.py"))
     with ray_with(*LIGHT) as start:
         assert not ray.get(start().look.remote()).has_module
+
+
+def test_a_server_without_workers_goes_after_a_while() -> None:
+    code = (
+        "import os, socket; from rl_service import forkserver as server; server._IDLE_S = 0.1; "
+        "os.environ['RAY_RAYLET_PID'] = str(os.getppid()); listener = socket.socket(); "
+        "listener.listen(); server._serve(listener, [])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import socket
 import stat
@@ -86,8 +87,9 @@ def test_a_node_that_fails_to_start_is_told_with_its_last_error(tmp_path: Path) 
     script = "print('x'); print('OSError:  no  room'); print('bye')"
     process = nodes.start_node([sys.executable, "-c", script], dict(os.environ), log)
     process.wait()
-    with pytest.raises(ClusterError, match=r"node head .* \(OSError: no room\); free memory"):
-        nodes.check_started("head", process, log)
+    assert not nodes.was_given_up(log)
+    failure = str(nodes.failure("head", log))
+    assert re.search(r"node head .* \(OSError: no room\); free memory", failure)
 
 
 def test_of_a_dead_node_s_folder_only_logs_stay(tmp_path: Path) -> None:
@@ -146,6 +148,27 @@ def test_a_node_that_ray_gave_up_is_started_once_more(tmp_path: Path, failing_ra
     failing_ray.write_text(f"#!/bin/sh\necho x >> {tmp_path}/starts\necho '{said}'\nexit 1\n")
     with pytest.raises(ClusterError, match=r"node head .* \(Exception: The current node timed out"):
         start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+    assert (tmp_path / "starts").read_text() == "x\nx\n"
+
+
+def test_a_node_that_ends_just_after_it_was_looked_at_is_started_once_more(
+    tmp_path: Path, failing_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_ray.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/starts\necho node timed out during startup\nexit 1\n"
+    )
+
+    class Node(subprocess.Popen[bytes]):
+        looked_at = False
+
+        def poll(self) -> int | None:
+            self.wait()
+            before, self.looked_at = self.looked_at, True
+            return self.returncode if before else None
+
+    monkeypatch.setattr(subprocess, "Popen", Node)
+    with pytest.raises(ClusterError, match="timed out during startup"):
+        start_one()
     assert (tmp_path / "starts").read_text() == "x\nx\n"
 
 
