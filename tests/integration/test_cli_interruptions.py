@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 
 from rl_service.runs import Run
+from tests.conftest import Command
 from tests.support.rays import command_environment
 
 TINY = (
@@ -197,8 +199,11 @@ def test_clusters_that_do_not_answer_or_are_too_small_are_refused_with_the_numbe
     assert "has 2; use at most 2" in line
 
 
-def test_the_log_of_a_run_is_named_before_ray_is_connected(tmp_path: Path, start: Start) -> None:
-    nowhere = "127.0.0.1:1"  # what dies while it connects says no more than what is refused
-    status, out, _ = ended(start(*TINY.split(), cwd=tmp_path, address=nowhere))
+def test_the_log_of_a_run_is_named_before_ray_is_connected(
+    tmp_path: Path, rl_service: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nobody answers
+    done = rl_service("train", *TINY.split())
     [log] = tmp_path.glob("runs/*/*/log.txt")
-    assert (status, out.splitlines()[0]) == (2, f"log: {log.relative_to(tmp_path)}")
+    assert (done.status, done.out.splitlines()[0]) == (2, f"log: {log.relative_to(tmp_path)}")

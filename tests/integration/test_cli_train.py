@@ -9,8 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from rl_service.config import load_settings
 from rl_service.runs import Run
+from tests.conftest import Command
 from tests.support.rays import command_environment
 
 COMMAND = (sys.executable, "-m", "rl_service.cli", "train")
@@ -97,20 +100,18 @@ def run_with_checkpoint(folder: Path, content: bytes) -> tuple[Run, Path]:
     return run, run.checkpoints.save(1, write) / "training_state.pt"
 
 
-def refusal(run: Run, ray_address: str) -> str:
-    done = train("--resume", str(run.path), cwd=run.path, ray=ray_address)
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert line.startswith("error: ")
-    return line
-
-
-def test_a_foreign_checkpoint_is_refused_in_one_line(tmp_path: Path, ray_address: str) -> None:
+@pytest.mark.usefixtures("local_ray")
+def test_a_foreign_checkpoint_is_refused_in_one_line(tmp_path: Path, rl_service: Command) -> None:
     run, state = run_with_checkpoint(tmp_path, b"")  # torch's error for it has no text
-    assert f"{state} cannot be read" in refusal(run, ray_address)
+    done = rl_service("train", "--resume", str(run.path))
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert f"error: {state} cannot be read" in done.err
 
 
-def test_a_truncated_checkpoint_is_refused_in_one_line(tmp_path: Path, ray_address: str) -> None:
+@pytest.mark.usefixtures("local_ray")
+def test_a_truncated_checkpoint_is_refused_in_one_line(tmp_path: Path, rl_service: Command) -> None:
     run, state = run_with_checkpoint(tmp_path, b"0123456789")
     state.write_bytes(b"01234")
-    assert "is damaged: training_state.pt has 5 bytes instead of 10" in refusal(run, ray_address)
+    done = rl_service("train", "--resume", str(run.path))
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "is damaged: training_state.pt has 5 bytes instead of 10" in done.err

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +52,15 @@ class Worker:
         )
 
 
-@contextmanager
-def ray_with(*modules: str) -> Iterator[Callable[..., Any]]:
-    """A Ray whose workers are forked; gives the call that starts one."""
-    with own_ray(runtime_env={"py_executable": forkserver.py_executable(modules)}):
-        yield lambda **options: ray.remote(num_cpus=0, **options)(Worker).remote()
+def starter(*modules: str) -> Callable[..., Any]:
+    """What starts workers that are forked from one process that has loaded these modules."""
+    mine = {"py_executable": forkserver.py_executable(modules)}
+
+    def start(**variables: str) -> Any:
+        runtime_env = {**mine, "env_vars": variables}
+        return ray.remote(num_cpus=0, runtime_env=runtime_env)(Worker).remote()
+
+    return start
 
 
 def is_server(pid: int) -> bool:
@@ -72,10 +75,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_workers_share_their_imports_and_nothing_else() -> None:
-    with ray_with(*LIGHT) as start:
-        mine = {"py_executable": ray.get_runtime_context().runtime_env["py_executable"]}
-        marked = {**mine, "env_vars": {"OF_THIS_WORKER": "yes"}}
-        actors = [start(), start(), start(runtime_env=marked)]
+    with own_ray():
+        start = starter(*LIGHT)
+        actors = [start(), start(), start(OF_THIS_WORKER="yes")]
         first, second, third = ray.get([actor.look.remote() for actor in actors])
         assert first.parent == second.parent == third.parent
         assert is_server(first.parent)
@@ -91,41 +93,43 @@ def test_workers_share_their_imports_and_nothing_else() -> None:
     wait_until(lambda: not is_server(first.parent))  # it goes with its node
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_a_killed_worker_takes_its_children_along_and_no_other_worker() -> None:
-    with ray_with(*LIGHT) as start:
-        first, second = start(), start()
-        child = ray.get(first.start_child.remote())
-        before = ray.get(second.look.remote())
-        ray.kill(first)
-        wait_until(lambda: not command_line(child))
-        assert ray.get(second.look.remote()).parent == before.parent
-        assert is_server(before.parent)
+    start = starter(*LIGHT)
+    first, second = start(), start()
+    child = ray.get(first.start_child.remote())
+    before = ray.get(second.look.remote())
+    ray.kill(first)
+    wait_until(lambda: not command_line(child))
+    assert ray.get(second.look.remote()).parent == before.parent
+    assert is_server(before.parent)
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_another_server_comes_when_one_was_killed() -> None:
-    with ray_with(*LIGHT) as start:
-        lives = start()
-        first = ray.get(lives.look.remote())
-        os.kill(first.parent, signal.SIGKILL)
-        second = ray.get(start().look.remote())
-        assert second.parent != first.parent
-        assert is_server(second.parent)
-        assert ray.get(lives.look.remote()).random != first.random  # and its workers live on
+    start = starter(*LIGHT)
+    lives = start()
+    first = ray.get(lives.look.remote())
+    os.kill(first.parent, signal.SIGKILL)
+    second = ray.get(start().look.remote())
+    assert second.parent != first.parent
+    assert is_server(second.parent)
+    assert ray.get(lives.look.remote()).random != first.random  # and its workers live on
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_a_server_that_cannot_import_costs_no_worker() -> None:
-    with ray_with("no_such_module") as start:
-        seen = ray.get(start().look.remote())
-        assert not is_server(seen.parent)
-        assert not seen.has_module
+    seen = ray.get(starter("no_such_module")().look.remote())
+    assert not is_server(seen.parent)
+    assert not seen.has_module
 
 
+@pytest.mark.usefixtures("local_ray")
 def test_a_node_without_the_file_starts_workers_as_usual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forkserver, "__file__", str(tmp_path / "missing.py"))
-    with ray_with(*LIGHT) as start:
-        assert not ray.get(start().look.remote()).has_module
+    assert not ray.get(starter(*LIGHT)().look.remote()).has_module
 
 
 def test_a_server_without_workers_goes_after_a_while() -> None:

@@ -69,7 +69,7 @@ def connect(address: str) -> None:
 
 
 @contextmanager
-def own_ray(num_gpus: int = 0, runtime_env: dict[str, str] | None = None) -> Iterator[None]:
+def own_ray(num_gpus: int = 0) -> Iterator[None]:
     """Ray in this process: its own temporary folder, two CPUs, gone at the end."""
     ray.shutdown()
     folder = tempfile.mkdtemp(prefix="rlt")  # short: Ray's sockets live below it
@@ -79,7 +79,6 @@ def own_ray(num_gpus: int = 0, runtime_env: dict[str, str] | None = None) -> Ite
         include_dashboard=False,
         _temp_dir=folder,
         log_to_driver=False,
-        runtime_env=runtime_env,
     )
     try:
         yield

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import ray
 
-from rl_service.machine import available_cpus
 from tests.conftest import Command
-from tests.support.tuning import run_command, write_tuning_file
+from tests.support.tuning import write_tuning_file
 
 
 @pytest.mark.parametrize(
@@ -33,23 +33,24 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.yaml", "small.yaml"]
 
 
-def test_a_trial_that_can_never_be_placed_is_refused_before_it_waits(tmp_path: Path) -> None:
-    cpus = available_cpus()
-    resources = {"num_env_runners": cpus, "num_envs_per_env_runner": 1}
-    algorithm = {"train_batch_size": 64 * cpus}
-    write_tuning_file(
-        tmp_path / "large.yaml", settings={"resources": resources, "algorithm": algorithm}
-    )
-    status, _, err = run_command("large.yaml", cwd=tmp_path)
-    assert status == 2
-    [line] = err.splitlines()
-    assert f"a trial takes {cpus + 1} CPUs (1 for the learner, {cpus} x 1" in line
+@pytest.mark.usefixtures("local_ray")
+def test_a_trial_that_can_never_be_placed_is_refused_before_it_waits(
+    tmp_path: Path, rl_service: Command
+) -> None:
+    resources = {"num_env_runners": 2, "num_envs_per_env_runner": 1}
+    write_tuning_file(tmp_path / "large.yaml", settings={"resources": resources})
+    done = rl_service("tune", "large.yaml")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "a trial takes 3 CPUs (1 for the learner, 2 x 1" in done.err
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_an_experiment_is_named_before_ray_is_connected(tmp_path: Path) -> None:
+def test_an_experiment_is_named_before_ray_is_connected(
+    tmp_path: Path, rl_service: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tuning_file(tmp_path / "small.yaml")
-    nowhere = "127.0.0.1:1"  # what dies while it connects says no more than what is refused
-    status, out, err = run_command("small.yaml", cwd=tmp_path, ray_address=nowhere)
-    assert (status, err.count("\n")) == (2, 1), err
-    assert out.startswith(f"experiment: {tmp_path}/runs/small_")
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nobody answers
+    done = rl_service("tune", "small.yaml")
+    assert (done.status, done.err.count("\n")) == (2, 1), done.err
+    assert done.out.startswith(f"experiment: {tmp_path}/runs/small_")

@@ -1,4 +1,4 @@
-"""Weights & Biases, really run: offline, resumed, and with a server that never answers."""
+"""Weights & Biases, really run: resumed, with policies, and where nobody answers."""
 
 from __future__ import annotations
 
@@ -11,41 +11,17 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from rl_service.tracking import weights_and_biases
 from tests.conftest import WriteTestBundle
 from tests.support.wandb_runs import (
+    TRAIN,
     curve,
     environment,
     offline_runs,
     policy_artifact,
-    records,
+    run,
     started,
+    train,
 )
-
-TRAIN = """
-import sys
-from pathlib import Path
-from rl_service.config.settings import Settings, TrackingSettings
-from rl_service.runs import Run
-from rl_service.tracking import build_trackers, weights_and_biases
-
-weights_and_biases._INIT_TIMEOUT_S = 3.0
-tracking = TrackingSettings(output_dir=sys.argv[1], tensorboard=False, wandb_project="tests")
-settings = Settings(tracking=tracking, seed=77)
-runs = sorted(Path(sys.argv[1]).glob("runs/*/*"))
-run = Run.open(runs[0]) if runs else Run.create(settings, command=[])
-(tracker,) = build_trackers(run, settings, print)
-start = len(run.read_progress())
-for iteration in range(start + 1, start + 4):
-    row = {"training_iteration": iteration, "episode_return_mean": 0.5 + iteration}
-    run.append_progress(row)
-    tracker.log(row, 100 * iteration)
-tracker.finish("stopped")
-print("done")
-"""
-
 
 LOG_POLICY = """
 import sys
@@ -64,48 +40,6 @@ tracker.log_policy(Path(bundle), version)
 tracker.finish("finished")
 print("done")
 """
-
-
-def train(tmp_path: Path, **extra: str) -> str:
-    return run(TRAIN, tmp_path, **extra)
-
-
-def run(script: str, tmp_path: Path, *arguments: str, **extra: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), *arguments],
-        env=environment(tmp_path, **extra),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("done\n")
-    return done.stdout
-
-
-def test_without_a_key_the_run_is_kept_offline_with_config_and_metrics(tmp_path: Path) -> None:
-    output = train(tmp_path)
-    assert "Weights & Biases run kept offline; to upload: wandb sync " in output
-    (folder,) = offline_runs(tmp_path)
-    assert curve(folder, "episode_return_mean") == [(100, 1.5), (200, 2.5), (300, 3.5)]
-    config = {item.key: json.loads(item.value_json) for item in started(folder).config.update}
-    assert config["seed"] == 77
-    assert config["model"]["name"] == "gpt2_critic"
-    assert started(folder).project == "tests"
-
-
-def test_the_source_code_is_kept_with_the_run(tmp_path: Path) -> None:
-    train(tmp_path)
-    (folder,) = offline_runs(tmp_path)
-    artifacts = {r.artifact.name: r.artifact for r in records(folder) if r.HasField("artifact")}
-    files = {entry.path for entry in artifacts["source-tests-rl_service"].manifest.contents}
-    assert "tracking/weights_and_biases.py" in files
-    assert not any(path.endswith(".pyc") for path in files)
-    assert set(artifacts) == {
-        f"source-tests-{package}" for package in ("rl_service", "custom_models", "tune_configs")
-    }
 
 
 def test_a_policy_is_kept_as_a_model_artifact_with_its_aliases(
@@ -166,14 +100,3 @@ def test_nothing_is_asked_at_a_terminal(tmp_path: Path) -> None:
     os.close(leader)
     assert "kept offline" in shown
     assert "Enter your choice" not in shown
-
-
-def test_a_key_in_netrc_counts_as_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert not weights_and_biases.has_api_key()
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    (tmp_path / "netrc").chmod(0o600)
-    assert weights_and_biases.has_api_key()
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert not weights_and_biases.has_api_key()
