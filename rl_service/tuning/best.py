@@ -24,7 +24,7 @@ from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView
 from rl_service.tuning.report import ranked
 from rl_service.tuning.storage import ExperimentStorage
-from rl_service.tuning.trial import BUNDLE, seed_folder
+from rl_service.tuning.trial import BUNDLE, member_seeds, seed_folder
 
 FRESH_SEED_OFFSET = 2_000_000
 """The best policy plays episodes that neither training nor any evaluation of a trial has seen."""
@@ -116,7 +116,7 @@ def _keep(
 def _best_seed(plan: TuningPlan, checkpoint: Path) -> int:
     """The seed whose best policy has the highest score."""
     scores: dict[int, float] = {}
-    for seed in range(plan.base.seed, plan.base.seed + plan.tuning.num_seeds):
+    for seed in member_seeds(plan.base.seed, plan.tuning.num_seeds):
         folder = checkpoint / seed_folder(seed) / BUNDLE
         if folder.exists():
             score = load_bundle(folder).spec.evaluation.get("episode_return_mean")

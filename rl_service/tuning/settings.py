@@ -109,7 +109,7 @@ class TuningSettings(Group):
     num_samples: PositiveInt = 16
     """Trials, `points_to_evaluate` included."""
     num_seeds: PositiveInt = 1
-    """Trainings of each trial, whose scores are averaged; their seeds are `seed`, `seed` + 1, …"""
+    """Trainings of each trial, whose scores are averaged, with `seed`, `seed` + 100, …"""
     max_concurrent: PositiveInt | None = None
     """Trials at a time. None: as many as fit. Not for populations, which need all their members."""
     time_budget_s: PositiveFloat | None = None

@@ -27,8 +27,15 @@ BUNDLE = "best"
 """Folder of a seed's best policy within the seed's folder of a checkpoint."""
 PROGRESS = "progress.jsonl"
 """Every iteration that led to the state, by the keys of `rl_service.metrics.METRICS`; beside it."""
+SEED_SPACING = 100
+"""Between the seeds of a trial, of which each plays final episodes from its seed on."""
 _RESULT = "result.json"
 _SCORE = "score.json"
+
+
+def member_seeds(seed: int, num_seeds: int) -> range:
+    """Seeds of a trial's trainings, so far apart that their evaluations share no episode."""
+    return range(seed, seed + SEED_SPACING * num_seeds, SEED_SPACING)
 
 
 def seed_folder(seed: int) -> str:
@@ -64,7 +71,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
 
     def _start(self, config: Mapping[str, Any]) -> None:
         values = self._space.values(config)
-        seeds = range(self._space.base.seed, self._space.base.seed + self._num_seeds)
+        seeds = member_seeds(self._space.base.seed, self._num_seeds)
         try:
             settings = [self._space.settings(values, seed) for seed in seeds]
         except SettingsError as error:

@@ -18,7 +18,7 @@ LR = 3e-4
 class Sizes(NamedTuple):
     env_id: str = "LunarLander-v3"
     env_steps: int = 500_000
-    seeds: tuple[int, ...] = (1, 2, 3)
+    seeds: tuple[int, ...] = (100, 200, 300)
     num_envs: int = 16
     train_batch_size: int = 4096
     minibatch_size: int = 256

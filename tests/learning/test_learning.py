@@ -1,4 +1,4 @@
-"""Learning is promised and kept: each task on three seeds, as a user runs it (`make learn`)."""
+"""Learning is promised and kept: each task on five seeds, as a user runs it (`make learn`)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_scores_are_means_over_seeds(tmp_path: Path, start: Any) -> None:
     plan = small_plan(tmp_path)
     both = start(plan, 1e-3, num_seeds=2).train()
     singles = []
-    for seed in (3, 4):
+    for seed in (3, 103):
         alone = small_plan(tmp_path, settings={"seed": seed})
         singles.append(start(alone, 1e-3).train()["score"])
     assert both["seed_scores"] == singles
