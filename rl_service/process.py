@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,3 +59,18 @@ def seed_process(seed: int) -> None:
         torch.set_deterministic_debug_mode("error")
     else:  # where some have no such algorithm
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+RandomState = tuple[Any, Any, torch.Tensor]
+
+
+def random_state() -> RandomState:
+    """Where the generators of this process stand, for trainings that take turns in it."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_random_state(state: RandomState) -> None:
+    """Goes on from what `random_state` returned."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])

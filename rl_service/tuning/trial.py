@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import Settings
 from rl_service.errors import EnvError, SettingsError, TrainingFailedError
 from rl_service.metrics import ENV_STEPS, NUMERIC, json_row
+from rl_service.process import random_state, set_random_state
 from rl_service.trainer import Trainer, evaluation_row
 from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
@@ -138,6 +140,14 @@ class _Member:
         self.score: float | None = None
         """The newest."""
         self._rows: list[dict[str, Any]] = []
+        self._random_state = random_state()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Random numbers are those of a training that has the process to itself."""
+        set_random_state(self._random_state)
+        yield
+        self._random_state = random_state()
 
     def close(self) -> None:
         self.trainer.close()
@@ -145,12 +155,13 @@ class _Member:
 
     def train_to_next_score(self) -> dict[str, Any]:
         """Numbers of the last iteration, which may be an earlier one if this seed has ended."""
-        while not self.trainer.is_done:
-            row = self.trainer.iterate()
-            evaluated = self._evaluated()
-            self._rows.append(json_row(row | (evaluated or {})))
-            if evaluated is not None:
-                break
+        with self._turn():
+            while not self.trainer.is_done:
+                row = self.trainer.iterate()
+                evaluated = self._evaluated()
+                self._rows.append(json_row(row | (evaluated or {})))
+                if evaluated is not None:
+                    break
         if self.score is None or not math.isfinite(self.score):
             raise TrainingFailedError(
                 f"seed {self.seed} has no finite score after {self.trainer.algo.env_steps} env "
@@ -175,7 +186,8 @@ class _Member:
         return evaluation_row(result)
 
     def save(self, folder: Path) -> None:
-        self.trainer.save(folder)
+        with self._turn():
+            self.trainer.save(folder)
         (folder / _SCORE).write_text(json.dumps(self.score), encoding="utf-8")
         lines = (json.dumps(row) + "\n" for row in self._rows)
         (folder / PROGRESS).write_text("".join(lines), encoding="utf-8")
@@ -183,7 +195,8 @@ class _Member:
             shutil.copytree(self.best.path, folder / BUNDLE)
 
     def restore(self, folder: Path) -> None:
-        self.trainer.restore(folder)
+        with self._turn():
+            self.trainer.restore(folder)
         self.score = json.loads((folder / _SCORE).read_text(encoding="utf-8"))
         lines = (folder / PROGRESS).read_text(encoding="utf-8").splitlines()
         self._rows = [json.loads(line) for line in lines]

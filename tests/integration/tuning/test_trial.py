@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -60,16 +61,22 @@ def test_a_perturbed_learning_rate_reaches_the_optimiser(tmp_path: Path, start: 
     assert optimizer_lr(donor) == pytest.approx(1e-3)
 
 
-def test_scores_are_means_over_seeds(tmp_path: Path, start: Any) -> None:
+def test_each_seed_trains_as_if_alone_and_scores_are_means(tmp_path: Path, start: Any) -> None:
     plan = small_plan(tmp_path)
-    both = start(plan, 1e-3, num_seeds=2).train()
-    singles = []
+    before = start(plan, 1e-3, num_seeds=2)
+    before.train()
+    (tmp_path / "state").mkdir()
+    before.save_checkpoint(str(tmp_path / "state"))
+    resumed = start(plan, 1e-3, num_seeds=2)
+    resumed.load_checkpoint(str(tmp_path / "state"))
+    both, singles = resumed.train(), []
     for seed in (3, 103):
-        alone = small_plan(tmp_path, settings={"seed": seed})
-        singles.append(start(alone, 1e-3).train()["score"])
-    assert both["seed_scores"] == singles
-    assert both["score"] == pytest.approx(sum(singles) / 2)
-    assert both["best_score"] == both["score"]
+        alone = start(small_plan(tmp_path, settings={"seed": seed}), 1e-3)
+        alone.train()
+        singles.append(alone.train())
+    assert both["seed_scores"] == [single["score"] for single in singles]
+    for key in ("score", "train/policy_loss", "train/entropy"):
+        assert both[key] == pytest.approx(fmean(single[key] for single in singles), abs=1e-9)
 
 
 def test_a_trial_that_had_ended_ends_again_with_what_it_had(tmp_path: Path, start: Any) -> None:
