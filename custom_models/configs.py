@@ -1,12 +1,25 @@
-"""Strict configurations of the nets; no torch and no Ray, so that checking them is cheap."""
+"""Strict configurations of the nets; no torch and no Ray, so that checking them is cheap.
+
+Every field is bounded: a configuration may come from a stranger's file.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
+Layers = Annotated[int, Field(gt=0, le=48)]
+Heads = Annotated[int, Field(gt=0, le=64)]
+Width = Annotated[int, Field(gt=0, le=4096)]
+ContextLength = Annotated[int, Field(gt=0, le=1024)]
+HiddenSizes = Annotated[tuple[Width, ...], Field(max_length=16)]
+ModelName = Annotated[str, Field(max_length=1000)]
+_LARGEST_BASE_MODEL = 2**31
+"""Weights of a base model that are put into a bundle, at most: 8 GiB."""
+_LARGEST_VOCABULARY = 2**18
 
 
 class _Strict(BaseModel):
@@ -16,7 +29,7 @@ class _Strict(BaseModel):
 class _NetConfig(_Strict):
     """Settings that every actor-critic shares: those of the actor."""
 
-    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    hidden_sizes: HiddenSizes = (64, 64)
     """Widths of the actor's hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     activate_last: bool = True
@@ -37,17 +50,30 @@ class _NetConfig(_Strict):
         """What weights or a tokenizer of the actor come from; None if all is built here."""
         return None
 
+    def max_weights(self, num_inputs: int, num_outputs: int) -> int:
+        """Numbers in actor and critic, at most.
+
+        Args:
+            num_inputs: entries of an observation.
+            num_outputs: of the actor.
+        """
+        raise NotImplementedError
+
 
 class MLPConfig(_NetConfig):
     """An MLP actor and an MLP critic that share no weights."""
 
     name: Literal["mlp"] = "mlp"
-    critic_hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    critic_hidden_sizes: HiddenSizes = (64, 64)
 
     @property
     def num_context_steps(self) -> int:
         """Earlier steps that the critic reads: none."""
         return 0
+
+    def max_weights(self, num_inputs: int, num_outputs: int) -> int:
+        actor = _feed_forward(num_inputs, self.hidden_sizes, num_outputs)
+        return actor + _feed_forward(num_inputs, self.critic_hidden_sizes, 1)
 
 
 class GPT2CriticSettings(_Strict):
@@ -56,20 +82,20 @@ class GPT2CriticSettings(_Strict):
     Defaults are the GPT2PPO seed's Table I, except `dropout` (the seed: 0.5).
     """
 
-    context_length: PositiveInt = 64
+    context_length: ContextLength = 64
     """K: steps that a value sees, its own included. A step is two tokens (state, action)."""
     attention: Literal["banded", "window"] = "banded"
     """`banded`: one causal pass in which a token looks back K steps per layer (fast).
     `window`: each value recomputes exactly its own K-step window (the paper's function)."""
-    n_layer: PositiveInt = 2
-    n_head: PositiveInt = 8
-    n_embd: PositiveInt = 64
+    n_layer: Layers = 2
+    n_head: Heads = 8
+    n_embd: Width = 64
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    n_positions: PositiveInt = 1024
+    n_positions: Annotated[int, Field(gt=0, le=2**14)] = 1024
     """Longest token sequence of the trunk: 2 * context_length may not exceed it."""
-    max_timesteps: PositiveInt = 1024
+    max_timesteps: Annotated[int, Field(gt=0, le=2**17)] = 1024
     """Rows of the learned timestep embedding; later steps of an episode share the last row."""
-    pretrained: str | None = None
+    pretrained: ModelName | None = None
     """Folder with pretrained GPT-2 weights (Hugging Face format). The trunk's n_layer, n_head,
     n_embd and n_positions then come from it."""
 
@@ -99,6 +125,13 @@ class GPT2CriticSettings(_Strict):
         """Earlier steps that the critic reads before a fragment: K - 1."""
         return self.context_length - 1
 
+    def max_critic_weights(self, num_inputs: int, num_outputs: int) -> int:
+        """As `max_weights`, of the critic alone."""
+        if self.pretrained is not None:
+            return _LARGEST_BASE_MODEL
+        rows = self.max_timesteps + num_inputs + num_outputs + 8  # of embeddings, norms, head
+        return _blocks(self.n_layer, self.n_embd) + rows * self.n_embd + 1
+
 
 class GPT2CriticConfig(GPT2CriticSettings, _NetConfig):
     """A small feed-forward actor, and a GPT-2 as the critic."""
@@ -106,6 +139,10 @@ class GPT2CriticConfig(GPT2CriticSettings, _NetConfig):
     name: Literal["gpt2_critic"] = "gpt2_critic"
     activation: Literal["tanh", "relu"] = "relu"
     activate_last: bool = False
+
+    def max_weights(self, num_inputs: int, num_outputs: int) -> int:
+        actor = _feed_forward(num_inputs, self.hidden_sizes, num_outputs)
+        return actor + self.max_critic_weights(num_inputs, num_outputs)
 
 
 class LLMPolicyConfig(_NetConfig):
@@ -118,43 +155,45 @@ class LLMPolicyConfig(_NetConfig):
     critic: Literal["mlp", "gpt2", "hidden_state"] = "mlp"
     """`mlp`: on the observation. `gpt2`: on the last steps. `hidden_state`: an MLP on the hidden
     state that the actor's head reads; its gradient does not reach the language model."""
-    critic_hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    critic_hidden_sizes: HiddenSizes = (64, 64)
     """Of the critics `mlp` and `hidden_state`."""
     gpt2_critic: GPT2CriticSettings = GPT2CriticSettings()
     """Of the critic `gpt2`."""
-    pretrained: str | None = None
+    pretrained: ModelName | None = None
     """Folder of a causal language model (Hugging Face format), or the name of a fetched one
     (`rl-service models list`). None: a small GPT-2 of n_layer, n_head and n_embd with random
     weights."""
     random_weights: bool = False
     """Take the sizes and the tokenizer of `pretrained`, and not its weights."""
-    num_layers: PositiveInt | None = None
+    num_layers: Width | None = None
     """Keep only the first layers of `pretrained`. None: all."""
-    tokenizer: str | None = None
+    tokenizer: ModelName | None = None
     """Folder or name of another tokenizer for a model without `pretrained`. None: one token a
     character."""
-    n_layer: PositiveInt = 2
-    n_head: PositiveInt = 4
-    n_embd: PositiveInt = 64
-    context_length: PositiveInt = 1
+    n_layer: Layers = 2
+    n_head: Heads = 4
+    n_embd: Width = 64
+    context_length: ContextLength = 1
     """K: observations in the prompt, with the actions between them."""
-    task: str = ""
+    task: Annotated[str, Field(max_length=20_000)] = ""
     """What each prompt begins with."""
-    action_names: tuple[str, ...] = ()
+    action_names: Annotated[
+        tuple[Annotated[str, Field(max_length=100)], ...], Field(max_length=1000)
+    ] = ()
     """What discrete actions are called in prompts. None given: their numbers."""
     decimals: Annotated[int, Field(ge=0, le=4)] = 2
     """Of each number in a prompt."""
-    separator: Annotated[str, Field(min_length=1)] = " "
+    separator: Annotated[str, Field(min_length=1, max_length=10)] = " "
     """Between the numbers of an observation."""
     finetune: Literal["head", "lora", "full"] = "head"
     """What of the language model learns: nothing, low-rank additions (arXiv 2106.09685), all."""
-    lora_rank: PositiveInt = 8
-    lora_alpha: PositiveInt = 16
+    lora_rank: Width = 8
+    lora_alpha: Width = 16
     """The additions are scaled by lora_alpha / lora_rank."""
     action_scoring: Literal["head", "tokens"] = "head"
     """`head`: a net on the last hidden state. `tokens`, for discrete actions: the mean
     log-probability of the tokens of each action's text after the prompt."""
-    micro_batch_size: PositiveInt = 64
+    micro_batch_size: Width = 64
     """Prompts that go through the language model at once in learning; with more, activations are
     computed again for the gradient."""
 
@@ -193,6 +232,29 @@ class LLMPolicyConfig(_NetConfig):
     @property
     def base_model(self) -> str | None:
         return self.pretrained or self.tokenizer
+
+    def max_weights(self, num_inputs: int, num_outputs: int) -> int:
+        if self.pretrained is not None:
+            return _LARGEST_BASE_MODEL
+        width = self.n_embd
+        rows = _LARGEST_VOCABULARY if self.tokenizer else 1024  # of the tokenizer built here
+        lora = self.n_layer * self.lora_rank * 16 * width if self.finetune == "lora" else 0
+        actor = _blocks(self.n_layer, width) + (rows + 1024 + 2) * width + lora
+        critic = max(
+            _feed_forward(max(num_inputs, width), self.critic_hidden_sizes, 1),
+            self.gpt2_critic.max_critic_weights(num_inputs, num_outputs),
+        )
+        return actor + _feed_forward(width, self.hidden_sizes, num_outputs) + critic
+
+
+def _feed_forward(num_inputs: int, hidden_sizes: Sequence[int], num_outputs: int) -> int:
+    """Weights and biases of a chain of linear layers."""
+    return sum((a + 1) * b for a, b in pairwise((num_inputs, *hidden_sizes, num_outputs)))
+
+
+def _blocks(num_layers: int, width: int) -> int:
+    """Weights of the blocks of a GPT-2."""
+    return num_layers * (12 * width + 13) * width
 
 
 ModelConfig = Annotated[MLPConfig | GPT2CriticConfig | LLMPolicyConfig, Field(discriminator="name")]

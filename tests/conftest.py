@@ -21,7 +21,6 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `
 import numpy as np
 import pytest
 import torch
-from pydantic import JsonValue
 
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.nets import ActorCritic, build_actor_critic
@@ -129,7 +128,7 @@ def write_untrained_bundle(
     filtered: bool = False,
     max_episode_steps: int | None = None,
     seed: int = 0,
-    evaluation: dict[str, JsonValue] | None = None,
+    evaluation: dict[str, Any] | None = None,
     change: Callable[[ActorCritic], None] | None = None,
 ) -> ActorCritic:
     """Writes a bundle whose net has the weights that it starts with, changed if asked for.

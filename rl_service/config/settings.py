@@ -26,7 +26,7 @@ class EnvSettings(Group):
     id: str = "LunarLander-v3"
     """A gymnasium id, or `module:Class` / `module:function` that makes an env."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    max_episode_steps: PositiveInt | None = None
+    max_episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     """Time limit; an episode that reaches it is truncated, not terminated. None: the env's own."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     normalize_returns: bool = False

@@ -14,5 +14,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def one_line(value: object) -> str:
-    """Text of an error or value with its line breaks folded into single blanks."""
-    return " ".join(str(value).split())
+    """Text of an error or value, its line breaks folded into single blanks.
+
+    What does not print, such as a terminal's control characters, becomes `?`.
+    """
+    text = " ".join(str(value).split())
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -9,44 +9,44 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from custom_models.actor import Actor
-from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, ModelConfig
+from custom_models.configs import LLMPolicyConfig, ModelConfig
 from custom_models.critic import Critic
 from custom_models.model_store import find_model, fingerprint
 from custom_models.nets import ActorCritic, build_actor, build_critic
 from rl_service.config.settings import EnvSettings
-from rl_service.config.text import one_line
 from rl_service.errors import BundleError
 from rl_service.normalization import ObservationNormalizer
 from rl_service.policies.card import model_card
-from rl_service.policies.files import CARD_FILE, SPEC_FILE, WEIGHTS_FILE
+from rl_service.policies.files import CARD_FILE, SPEC_FILE, WEIGHTS_FILE, open_file, read_errors
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
 from rl_service.policies.replace import replacing_folder
 from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import (
-    FORMAT,
-    FORMAT_VERSION,
     BaseModelSpec,
     BoxSpec,
+    Facts,
     FilterSpec,
-    Header,
     PolicySpec,
     action_mapping,
+    brief,
+    check_amount,
+    first_problem,
+    read_spec,
     space_spec,
 )
+from rl_service.pretrained import check_prompts
 
-MAX_SPEC_BYTES = 16 * 2**20
 _ACTOR, _CRITIC = "actor.", "critic."
-Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class BundledPolicy(PolicyRunner):
@@ -73,8 +73,8 @@ def write_bundle(
     normalizer: ObservationNormalizer | None,
     value_mean: float,
     value_std: float,
-    evaluation: dict[str, JsonValue],
-    provenance: dict[str, JsonValue],
+    evaluation: Facts,
+    provenance: Facts,
 ) -> Path:
     """Writes a trained policy, replacing the bundle at `path` as a whole.
 
@@ -115,10 +115,12 @@ def write_bundle(
             provenance=provenance,
         )
     except ValidationError as error:
-        raise BundleError(f"cannot write bundle {path}: {_first_problem(error)}") from error
+        raise BundleError(f"cannot write bundle {path}: {first_problem(error)}") from error
+    description = f"{spec.model_dump_json(indent=2)}\n".encode()
+    check_amount(description, path / SPEC_FILE)
     with replacing_folder(path) as folder:
         (folder / WEIGHTS_FILE).write_bytes(weights)
-        (folder / SPEC_FILE).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / SPEC_FILE).write_bytes(description)
         (folder / CARD_FILE).write_text(model_card(spec), encoding="utf-8")
     return path
 
@@ -133,9 +135,7 @@ def load_bundle(path: str | Path) -> BundledPolicy:
             finite, or if the policy does not reproduce its recorded outputs to 1e-5.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise BundleError(f"{path} is no policy bundle: no such folder; give one with {SPEC_FILE}")
-    spec = _read_spec(path / SPEC_FILE)
+    spec = read_spec(path)
     weights = _read_weights(path / WEIGHTS_FILE, spec)
     own = {k.removeprefix(_ACTOR): v for k, v in weights.items() if k.startswith(_ACTOR)}
     policy = BundledPolicy(_fit_actor(path / WEIGHTS_FILE, own, spec), spec)
@@ -152,22 +152,18 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
         BundleError: as `load_bundle`, or if the critic reads the hidden states of a language
             model, which the bundle does not hold.
     """
-    spec = _read_spec(path / SPEC_FILE)
+    spec = read_spec(path)
     if isinstance(spec.model, LLMPolicyConfig) and spec.model.critic == "hidden_state":
         raise BundleError(f"the critic of {path} reads hidden states, so it cannot be asked alone")
     weights = _read_weights(path / WEIGHTS_FILE, spec)
     own = {k.removeprefix(_CRITIC): v for k, v in weights.items() if k.startswith(_CRITIC)}
-    sizes = spec.model, spec.observation_space.size, spec.action_spec, 0
-    gpt2 = spec.model.gpt2_critic if isinstance(spec.model, LLMPolicyConfig) else spec.model
     try:
-        if isinstance(gpt2, GPT2CriticSettings) and gpt2.n_layer > len(weights):
-            raise ValueError("fewer weights than layers")
         with torch.device("meta"):  # as for the actor: shapes before memory
-            build_critic(*sizes).load_state_dict(own, assign=True)
-        critic = build_critic(*sizes)
-        critic.load_state_dict(own)
+            critic = build_critic(spec.model, spec.observation_space.size, spec.action_spec, 0)
     except (RuntimeError, ValueError, OSError) as error:
-        raise BundleError(f"{path} has another critic than {SPEC_FILE} describes") from error
+        raise BundleError(f"{path} describes a critic that cannot be built") from error
+    _check_layout(path / WEIGHTS_FILE, _CRITIC, critic.state_dict(), own)
+    critic.load_state_dict(own, assign=True)
     return critic.requires_grad_(False).eval(), spec
 
 
@@ -190,99 +186,82 @@ def _not_finite(weights: dict[str, Tensor]) -> str | None:
     return next((name for name, value in weights.items() if not value.isfinite().all()), None)
 
 
-def _read_spec(path: Path) -> PolicySpec:
-    text = _read_bytes(path, MAX_SPEC_BYTES)
-    header = _parse(Header, text, path)
-    if header.format_version != FORMAT_VERSION:
-        raise BundleError(
-            f"{path} has format version {header.format_version} and this rl-service reads "
-            f"{FORMAT_VERSION}; install the rl-service that wrote it"
-        )
-    return _parse(PolicySpec, text, path)
-
-
-def _parse(schema: type[Schema], text: bytes, path: Path) -> Schema:
-    try:
-        return schema.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise BundleError(
-            f"{path} is no {FORMAT} file: {_first_problem(error)}; copy the bundle again"
-        ) from error
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    return one_line(f"{where}: {problem['msg']}" if where else problem["msg"])
-
-
-def _read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(-1 if max_bytes is None else max_bytes + 1)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BundleError(
-            f"{path} cannot be read: {reason}; a bundle is a folder with {SPEC_FILE} and "
-            f"{WEIGHTS_FILE}"
-        ) from error
-    if max_bytes is not None and len(content) > max_bytes:
-        raise BundleError(f"{path} is larger than {max_bytes} bytes; that is no {SPEC_FILE}")
-    return content
-
-
 def _read_weights(path: Path, spec: PolicySpec) -> dict[str, Tensor]:
     """The weights that belong to the description, all finite."""
-    content = _read_bytes(path)
-    if hashlib.sha256(content).hexdigest() != spec.weights_sha256:
-        raise BundleError(
-            f"{path} is truncated or belongs to another bundle (its sha256 is not the one in "
-            f"{SPEC_FILE}); copy the bundle again"
-        )
+    with read_errors(path), open_file(path, spec.max_weights_bytes) as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != spec.weights_sha256:
+            raise BundleError(
+                f"{path} is truncated or belongs to another bundle (its sha256 is not the one in "
+                f"{SPEC_FILE}); copy the bundle again"
+            )
+        file.seek(0)
+        content = file.read(spec.max_weights_bytes)
     try:
         weights = safetensors.torch.load(content)
         broken = _not_finite(weights)
-    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+    except (
+        safetensors.SafetensorError,
+        KeyError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise BundleError(
-            f"{path} is no safetensors file of a policy: {one_line(error)}; copy the bundle again"
+            f"{path} is no safetensors file of a policy: {brief(error)}; copy the bundle again"
         ) from error
     if broken is not None:
-        raise BundleError(f"{path}: weight {broken} holds NaN or infinite numbers")
+        raise BundleError(f"{path}: weight {brief(broken)} holds NaN or infinite numbers")
     return weights
 
 
 def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Actor:
     """An actor of the described size with the given weights, both compared before any use."""
     _check_base_model(path.parent, spec)
-    expected = {name: _layout(value) for name, value in _outline(path, spec, weights).items()}
-    found = {name: _layout(value) for name, value in weights.items()}
-    if expected != found:
-        name = min(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
-        raise BundleError(
-            f"{path} does not fit {SPEC_FILE}: {_ACTOR}{name} is {found.get(name, 'missing')}, "
-            f"expected {expected.get(name, 'no such weight')}"
-        )
-    actor = build_actor(spec.model, spec.observation_space.size, spec.action_spec)
-    actor.load_state_dict(weights, strict=not isinstance(spec.model, LLMPolicyConfig))
+    sizes = spec.observation_space.size, spec.action_spec
+    outline, expected = _outline(path, spec)
+    _check_layout(path, _ACTOR, expected, weights)
+    if isinstance(spec.model, LLMPolicyConfig):
+        actor = build_actor(spec.model, *sizes)
+        actor.load_state_dict(weights, strict=False)
+    else:
+        actor = outline
+        actor.load_state_dict(weights, assign=True)
     return actor.requires_grad_(False).eval()
 
 
-def _outline(path: Path, spec: PolicySpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that the described actor has of its own, as shapes without memory."""
-    model = spec.model
+def _check_layout(
+    path: Path, prefix: str, expected: dict[str, Tensor], weights: dict[str, Tensor]
+) -> None:
+    """Compares names, types and shapes of the weights in a file with those of a net."""
+    wanted = {name: _layout(value) for name, value in expected.items()}
+    found = {name: _layout(value) for name, value in weights.items()}
+    if wanted != found:
+        name = min(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))
+        raise BundleError(
+            f"{path} does not fit {SPEC_FILE}: {brief(prefix + name)} is "
+            f"{found.get(name, 'missing')}, expected {wanted.get(name, 'no such weight')}"
+        )
+
+
+def _outline(path: Path, spec: PolicySpec) -> tuple[Actor, dict[str, Tensor]]:
+    """The described actor and the weights of its own: shapes without memory."""
+    model, sizes = spec.model, (spec.observation_space.size, spec.action_spec)
     on_base_model = False
+    problems: list[str] = []
     if isinstance(model, LLMPolicyConfig):
+        problems = check_prompts(model, *sizes)
         on_base_model = model.pretrained is not None and not model.random_weights
         if on_base_model:
             model = model.model_copy(update={"random_weights": True})
-        elif model.pretrained is None and model.n_layer > len(weights):
-            raise BundleError(f"{path} has fewer weights than {SPEC_FILE} describes layers")
+    if problems:
+        raise BundleError(f"{path.parent} cannot be used: {problems[0]}")
     try:
         with torch.device("meta"):
-            actor = build_actor(model, spec.observation_space.size, spec.action_spec)
-    except (RuntimeError, ValueError, OSError) as error:  # a size that torch cannot count, …
+            actor = build_actor(model, *sizes)
+    except Exception as error:  # sizes that do not fit each other or torch, in a stranger's file
         raise BundleError(f"{path.parent} describes a net that cannot be built") from error
-    return actor.trainable_state() if on_base_model else actor.own_state()
+    return actor, actor.trainable_state() if on_base_model else actor.own_state()
 
 
 def _check_base_model(path: Path, spec: PolicySpec) -> None:
@@ -306,7 +285,10 @@ def _layout(value: Tensor) -> str:
 
 
 def _check_parity(policy: BundledPolicy, path: Path) -> None:
-    error = parity_error(policy, policy.spec.parity)
+    try:
+        error = parity_error(policy, policy.spec.parity)
+    except Exception as failure:  # a stranger's net may fail in any way
+        raise BundleError(f"{path} cannot act on its recorded observations") from failure
     if not error <= PARITY_TOLERANCE:
         raise BundleError(
             f"{path} fails its parity check: recorded outputs differ by {error:.1e} "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import JsonValue
+from collections.abc import Mapping
 
 from custom_models.configs import LLMPolicyConfig
 from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
@@ -65,11 +65,11 @@ def _bounds_text(low: float | None, high: float | None) -> str:
     return f"[{'-∞' if low is None else low}, {'∞' if high is None else high}]"
 
 
-def _table(title: str, rows: dict[str, JsonValue]) -> list[str]:
+def _table(title: str, rows: Mapping[str, object]) -> list[str]:
     lines = [f"| {key} | {_cell(value)} |" for key, value in rows.items()]
     return [f"## {title}", "| | |", "|---|---|", *lines, ""] if rows else []
 
 
-def _cell(value: JsonValue) -> str:
+def _cell(value: object) -> str:
     """Text that cannot break out of a table cell."""
     return " ".join(str(value).replace("|", "\\|").split())

@@ -1,33 +1,95 @@
-"""The files of a bundle, and the digest of them all."""
+"""The files of a bundle: opened only if they are what they must be; and the digest of them all.
+
+A bundle may come from a stranger: a link could lead to any file of this machine, a pipe or a device
+never ends, and a large file fills memory or disk.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from rl_service.errors import BundleError
-from rl_service.files import sha256_of
 
 SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"
 BUNDLE_FILES = (CARD_FILE, SPEC_FILE, WEIGHTS_FILE)
 """Sorted; nothing else that lies in a bundle's folder is a part of it."""
+MAX_SPEC_BYTES = 8 * 2**20
+MAX_CARD_BYTES = 2**20
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turns a failure of the file system at `path` into a BundleError."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BundleError(
+            f"{path} cannot be read: {reason}; a bundle is a folder with {', '.join(BUNDLE_FILES)}"
+        ) from error
+
+
+def open_file(path: Path, max_bytes: int) -> BinaryIO:
+    """Opens a file of a bundle for reading.
+
+    Raises:
+        BundleError: if it is missing, no regular file, or too large.
+    """
+    foreign = BundleError(f"{path} is no regular file; copy the bundle again, without links")
+    with read_errors(path):
+        try:  # without waiting for the writer of a pipe
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                raise foreign from None
+            raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise foreign
+    raise BundleError(
+        f"{path} is larger than {max_bytes} bytes, the most that it can have in this bundle; copy "
+        f"the bundle again"
+    )
+
+
+def open_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
+    """Names and open files of a bundle, in the order of BUNDLE_FILES.
+
+    Raises:
+        BundleError: as `open_file`, or if `policy.json` describes no policy.
+    """
+    from rl_service.policies.spec import read_spec  # gymnasium takes a while to import
+
+    max_weights_bytes = read_spec(folder).max_weights_bytes
+    limits = (MAX_CARD_BYTES, MAX_SPEC_BYTES, max_weights_bytes)
+    for name, max_bytes in zip(BUNDLE_FILES, limits, strict=True):
+        with open_file(folder / name, max_bytes) as file:
+            yield name, file
 
 
 def bundle_sha256(folder: Path) -> str:
     """Digest of a bundle, hexadecimal: that of what `sha256sum` prints for its files, sorted.
 
     Raises:
-        BundleError: if a file is missing or cannot be read.
+        BundleError: if a file is missing, cannot be read, or is none of a bundle.
     """
-    try:
-        lines = [f"{sha256_of(folder / name)}  {name}\n" for name in BUNDLE_FILES]
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BundleError(
-            f"{error.filename} cannot be read: {reason}; a bundle is a folder with "
-            f"{', '.join(BUNDLE_FILES)}"
-        ) from error
+    with read_errors(folder):
+        lines = [f"{_sha256(file)}  {name}\n" for name, file in open_files(folder)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(file: BinaryIO) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_whole_bundle(folder: Path, sha256: str) -> bool:

@@ -48,6 +48,7 @@ def record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
     )
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of a stranger's numbers
 def parity_error(policy: PolicyRunner, parity: ParitySpec) -> float:
     """Largest difference from the recorded outputs: absolute near zero, relative beyond.
 

@@ -1,28 +1,50 @@
 """The schema of `policy.json`: strict, so that a foreign or edited file is refused, not guessed at.
 
-JSON has no infinity: a bound that is None stands for none.
+Every field is bounded, and so is what the file takes to read: it may be a stranger's. JSON has no
+infinity: a bound that is None stands for none.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import gymnasium as gym
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from custom_models.configs import ModelConfig
+from custom_models.configs import ContextLength, LLMPolicyConfig, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
-from rl_service.config.group import PositiveFloat, PositiveInt
+from rl_service.config.group import PositiveInt
 from rl_service.config.settings import EnvSettings
+from rl_service.config.text import one_line
+from rl_service.errors import BundleError
 from rl_service.normalization import ObservationNormalizer
+from rl_service.policies.files import MAX_SPEC_BYTES, SPEC_FILE, open_file, read_errors
 
 FORMAT: Final = "rl-service-policy"
 FORMAT_VERSION: Final = 1
+_MAX_NUMBERS, _MAX_NESTED = 200_000, 10_000
+"""Numbers, and lists and keys, in a file; more would take much memory to read."""
+_MAX_WEIGHTS_BYTES = 2**30
+"""Of nets without a base model."""
+_WEIGHTS_HEADER_BYTES = 2**20
+_MAX_PARITY_ROWS = 16
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_SHOWN_CHARACTERS = 300
 
-Shape = tuple[PositiveInt, ...]
-Row = tuple[float, ...]
+Float32 = Annotated[float, Field(ge=-_LARGEST_FLOAT32, le=_LARGEST_FLOAT32)]
+PositiveFloat32 = Annotated[float, Field(ge=1e-30, le=_LARGEST_FLOAT32)]
+Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=8)]
+Row = Annotated[tuple[Float32, ...], FailFast()]
+Bounds = Annotated[tuple[float | None, ...], FailFast()]
+Rows = Annotated[tuple[Row, ...], Field(max_length=_MAX_PARITY_ROWS)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Fact = float | Int64 | bool | Annotated[str, Field(max_length=1000)] | None
+Facts = Annotated[dict[Annotated[str, Field(max_length=100)], Fact], Field(max_length=100)]
+"""Scores, versions and the like."""
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -33,7 +55,7 @@ class Header(BaseModel):
     """What every version of the format has, read before anything else."""
 
     format: Literal["rl-service-policy"]
-    format_version: int
+    format_version: Annotated[int, Field(ge=1, lt=10**6)]
 
 
 class BoxSpec(_Strict):
@@ -41,8 +63,8 @@ class BoxSpec(_Strict):
 
     type: Literal["Box"] = "Box"
     shape: Shape
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
+    low: Bounds
+    high: Bounds
     dtype: Literal["float32", "float64"] = "float32"
 
     @classmethod
@@ -74,7 +96,10 @@ class BoxSpec(_Strict):
     def _check_bounds(self) -> BoxSpec:
         if not len(self.low) == len(self.high) == self.size:
             raise ValueError(f"shape {self.shape} needs {self.size} lower and upper bounds")
+        largest = float(np.finfo(self.dtype).max)
         for low, high in zip(self.low, self.high, strict=True):
+            if max(abs(low or 0.0), abs(high or 0.0)) > largest:
+                raise ValueError(f"{self.dtype} has no such bound as {low} or {high}")
             if low is not None and high is not None and low > high:
                 raise ValueError(f"lower bound {low} is above upper bound {high}")
         return self
@@ -84,8 +109,8 @@ class DiscreteSpec(_Strict):
     """A `gymnasium.spaces.Discrete`."""
 
     type: Literal["Discrete"] = "Discrete"
-    n: PositiveInt
-    start: int = 0
+    n: Annotated[int, Field(gt=0, le=2**20)]
+    start: Annotated[int, Field(ge=-(2**53), le=2**53)] = 0
 
     @classmethod
     def from_space(cls, space: gym.spaces.Discrete[Any]) -> DiscreteSpec:
@@ -99,8 +124,8 @@ class FilterSpec(_Strict):
     """Statistics of the observation filter: `clip((obs - mean) / std, -clip, clip)`."""
 
     mean: Row
-    std: tuple[PositiveFloat, ...]
-    clip: PositiveFloat
+    std: Annotated[tuple[PositiveFloat32, ...], FailFast()]
+    clip: PositiveFloat32
 
     @classmethod
     def from_normalizer(cls, normalizer: ObservationNormalizer) -> FilterSpec:
@@ -117,29 +142,31 @@ class FilterSpec(_Strict):
 class HistorySpec(_Strict):
     """The K-1 steps before each recorded observation, oldest first."""
 
-    observations: tuple[Row, ...]
+    observations: Rows
     """Raw and flattened, (N, (K-1) O)."""
-    actions: tuple[Row, ...]
+    actions: Rows
     """In the policy's units, (N, K-1) or (N, (K-1) A)."""
-    num_steps: tuple[Annotated[int, Field(ge=0)], ...]
+    num_steps: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=_MAX_PARITY_ROWS)
+    ]
     """(N,) how many of them there are: the last ones."""
 
 
 class ParitySpec(_Strict):
     """Recorded pairs that a loaded policy must reproduce."""
 
-    observations: Annotated[tuple[Row, ...], Field(min_length=1)]
+    observations: Annotated[Rows, Field(min_length=1)]
     """Raw and flattened, (N, O)."""
     history: HistorySpec | None = None
     """None for an actor that reads the current observation alone."""
-    dist_inputs: Annotated[tuple[Row, ...], Field(min_length=1)]
+    dist_inputs: Annotated[Rows, Field(min_length=1)]
     """(N, num_dist_inputs)"""
 
 
 class BaseModelSpec(_Strict):
     """A language model that the bundle's weights are to be put into, or whose tokenizer it uses."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[ModelName, Field(min_length=1)]
     """As the run's settings gave it: that of a fetched model, or a folder."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Its fingerprint: another model under the same name is refused."""
@@ -158,26 +185,36 @@ class PolicySpec(_Strict):
     bounds; what lies outside is clipped (an unbounded dimension is passed on as it is)."""
     model: ModelConfig
     base_model: BaseModelSpec | None = None
-    context_length: PositiveInt
+    context_length: ContextLength
     """Steps of the episode that the critic read in training."""
     observation_filter: FilterSpec | None
-    value_mean: float
-    value_std: PositiveFloat
+    value_mean: Float32
+    value_std: PositiveFloat32
     """Value = `value_mean` + `value_std` * the critic's output."""
     weights_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Digest of `policy.safetensors`: half a file, or that of another policy, is noticed."""
     parity: ParitySpec
-    evaluation: dict[str, JsonValue]
-    provenance: dict[str, JsonValue]
+    evaluation: Facts
+    provenance: Facts
 
     @property
     def action_spec(self) -> ActionSpec:
         return ActionSpec.from_space(self.action_space.to_space())
 
+    @property
+    def max_weights_bytes(self) -> int:
+        """Size of `policy.safetensors`, at most."""
+        sizes = self.observation_space.size, self.action_spec.num_dist_inputs
+        return 4 * self.model.max_weights(*sizes) + _WEIGHTS_HEADER_BYTES
+
     @model_validator(mode="after")
     def _check_agreement(self) -> PolicySpec:
         """Each part was read on its own; here they must fit each other."""
         num_inputs, num_outputs = self.observation_space.size, self.action_spec.num_dist_inputs
+        if not self.env.id.isprintable() or len(self.env.id) > 200:
+            raise ValueError("env.id is no name of an environment")
+        if self.max_weights_bytes > _MAX_WEIGHTS_BYTES and not _has_base_model(self.model):
+            raise ValueError(f"the net has more than {_MAX_WEIGHTS_BYTES} bytes of weights")
         if self.action_mapping != action_mapping(self.action_space):
             raise ValueError(f"action_mapping {self.action_mapping} does not fit the action space")
         if self.context_length != self.model.num_context_steps + 1:
@@ -209,9 +246,64 @@ class PolicySpec(_Strict):
         if counts != {len(self.parity.observations)} or max(history.num_steps) > earlier:
             raise ValueError("parity.history does not fit its observations")
         if isinstance(self.action_space, DiscreteSpec):
-            known = range(self.action_space.n)
-            if any(action not in known for row in history.actions for action in row):
+            largest = self.action_space.n - 1
+            taken = [action for row in history.actions for action in row]
+            if any(not (action.is_integer() and 0 <= action <= largest) for action in taken):
                 raise ValueError("parity.history.actions holds no such action")
+
+
+def read_spec(folder: Path) -> PolicySpec:
+    """What the `policy.json` of a bundle says.
+
+    Raises:
+        BundleError: if there is none, or it is foreign, edited or of another format version.
+    """
+    if not folder.is_dir():
+        raise BundleError(
+            f"{folder} is no policy bundle: no such folder; give one with {SPEC_FILE}"
+        )
+    path = folder / SPEC_FILE
+    with read_errors(path), open_file(path, MAX_SPEC_BYTES) as file:
+        text = file.read(MAX_SPEC_BYTES)
+    check_amount(text, path)
+    header = _parse(Header, text, path)
+    if header.format_version != FORMAT_VERSION:
+        raise BundleError(
+            f"{path} has format version {header.format_version} and this rl-service reads "
+            f"{FORMAT_VERSION}; install the rl-service that wrote it"
+        )
+    return _parse(PolicySpec, text, path)
+
+
+def check_amount(text: bytes, path: Path) -> None:
+    """Raises a BundleError for a description that takes much memory to read."""
+    nested = sum(map(text.count, (b"[", b"{", b":")))
+    if nested > _MAX_NESTED or text.count(b",") > _MAX_NUMBERS:
+        raise BundleError(
+            f"{path} is no {FORMAT} file: it holds more than {_MAX_NUMBERS} numbers or "
+            f"{_MAX_NESTED} lists and keys; a policy needs observations of fewer numbers"
+        )
+
+
+def _parse(schema: type[Schema], text: bytes, path: Path) -> Schema:
+    try:
+        return schema.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise BundleError(
+            f"{path} is no {FORMAT} file: {first_problem(error)}; copy the bundle again"
+        ) from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a description, in one line."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return brief(f"{where}: {problem['msg']}" if where else problem["msg"])
+
+
+def brief(value: object) -> str:
+    """Text out of a stranger's file, for a message."""
+    return one_line(value)[:_SHOWN_CHARACTERS]
 
 
 def action_mapping(space: BoxSpec | DiscreteSpec) -> Literal["offset", "clip_and_scale"]:
@@ -230,6 +322,12 @@ def space_spec(space: gym.Space[Any]) -> BoxSpec | DiscreteSpec:
     if isinstance(space, gym.spaces.Box):
         return BoxSpec.from_space(space)
     raise TypeError(f"action space {space} is not supported; use Discrete or a Box of floats")
+
+
+def _has_base_model(model: ModelConfig) -> bool:
+    """Whether the net has weights whose sizes a folder tells."""
+    critic = model.gpt2_critic if isinstance(model, LLMPolicyConfig) else model
+    return any(getattr(part, "pretrained", None) for part in (model, critic))
 
 
 def _bound(value: float) -> float | None:

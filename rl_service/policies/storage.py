@@ -18,7 +18,7 @@ from typing import Protocol
 from rl_service.config.text import one_line
 from rl_service.errors import BundleError, RegistryError, RLServiceError
 from rl_service.files import sync_to_disk
-from rl_service.policies.files import BUNDLE_FILES, bundle_sha256, is_whole_bundle
+from rl_service.policies.files import bundle_sha256, is_whole_bundle, open_files
 from rl_service.policies.replace import swap_in
 
 CACHE_FOLDER = "~/.cache/rl-service/policies"
@@ -157,8 +157,9 @@ def copy_bundle(source: Path, target: Path, sha256: str) -> None:
     Raises:
         BundleError: if the copy has another digest.
     """
-    for name in BUNDLE_FILES:
-        shutil.copyfile(source / name, target / name)
+    for name, file in open_files(source):
+        with (target / name).open("wb") as copy:
+            shutil.copyfileobj(file, copy)
         sync_to_disk(target / name)
     check_digest(target, source, sha256)
     sync_to_disk(target)

@@ -6,11 +6,11 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import JsonValue
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
 from custom_models.nets import build_actor_critic
@@ -94,9 +94,7 @@ def test_a_second_bundle_replaces_the_first(
     assert os.listdir(tmp_path) == ["b"]
 
 
-def write_broken(
-    path: Path, weight: float = 0.0, evaluation: dict[str, JsonValue] | None = None
-) -> None:
+def write_broken(path: Path, weight: float = 0.0, evaluation: dict[str, Any] | None = None) -> None:
     env = EnvSettings(id="CartPole-v1")
     observation_space, action_space = env_spaces(env)
     net = build_actor_critic(MLPConfig(), 4, ActionSpec.from_space(action_space))

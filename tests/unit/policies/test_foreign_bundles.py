@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 from rl_service.errors import BundleError
 from rl_service.policies import load_bundle
 from tests.conftest import WriteTestBundle
+from tests.support.bundles import edit_spec, replace_weights
 
 Weights = dict[str, Tensor]
 
@@ -27,25 +26,12 @@ def bundle(tmp_path: Path, write_test_bundle: WriteTestBundle) -> Path:
     return tmp_path / "bundle"
 
 
-def edit_spec(bundle: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    path = bundle / "policy.json"
-    spec = json.loads(path.read_text())
-    edit(spec)
-    path.write_text(json.dumps(spec))
-
-
 def edit_weights(bundle: Path, edit: Callable[[Weights], Any]) -> None:
     """Edits as a careful forger would: the digest is set right again."""
     path = bundle / "policy.safetensors"
     weights = safetensors.torch.load(path.read_bytes())
     edit(weights)
     replace_weights(bundle, safetensors.torch.save(weights))
-
-
-def replace_weights(bundle: Path, content: bytes) -> None:
-    (bundle / "policy.safetensors").write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    edit_spec(bundle, lambda spec: spec.update(weights_sha256=digest))
 
 
 def refusal(bundle: Path) -> str:
@@ -153,14 +139,9 @@ def test_a_huge_spec_is_refused_unread(bundle: Path) -> None:
     assert "is larger than" in refusal(bundle)
 
 
-def test_a_net_too_large_to_count_is_refused(bundle: Path) -> None:
-    edit_spec(bundle, lambda spec: spec["model"].update(hidden_sizes=[2**40, 2**40]))
-    assert "describes a net that cannot be built" in refusal(bundle)
-
-
-def test_a_net_too_large_for_memory_is_refused_before_it_is_made(bundle: Path) -> None:
-    edit_spec(bundle, lambda spec: spec["model"].update(hidden_sizes=[2**34, 64]))
-    assert "does not fit policy.json" in refusal(bundle)
+def test_a_large_net_is_compared_with_the_weights_before_it_is_made(bundle: Path) -> None:
+    edit_spec(bundle, lambda spec: spec["model"].update(hidden_sizes=[4096] * 16))
+    assert "policy.safetensors does not fit policy.json" in refusal(bundle)
 
 
 def is_of_actor(item: tuple[str, Tensor]) -> bool:
