@@ -26,6 +26,8 @@ except EnvError as error:
 _START_RAY = """
 import sys
 import ray
+from rl_service.ray_session import protect_token
+protect_token()
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False,
          object_store_memory=100 * 2**20, _temp_dir=sys.argv[1])
 ray.get(ray.remote(lambda: 1).remote())

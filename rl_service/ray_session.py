@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import secrets
 import signal
 import socket
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -134,6 +136,7 @@ def start_ray(**arguments: Any) -> None:
     Raises:
         ResourceError: if it does not start.
     """
+    protect_token()
     os.environ[OWN_RAY] = "1"
     try:
         try:
@@ -147,6 +150,33 @@ def start_ray(**arguments: Any) -> None:
         raise ResourceError(
             f"Ray did not start on this machine ({_brief(error)}); free memory, CPUs and room in "
             f"/tmp and try again, or ask rl-service doctor"
+        ) from error
+
+
+def protect_token() -> None:
+    """Keeps Ray's token to its owner: who reads it can run code as that user.
+
+    Ray itself writes a new one for all to read. To be called before Ray starts.
+
+    Raises:
+        ResourceError: if the folder of the token cannot be written.
+    """
+    given = any(os.environ.get(f"RAY_AUTH_TOKEN{suffix}") for suffix in ("", "_PATH"))
+    if given or os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+        path.chmod(0o600)
+    except OSError as error:
+        raise ResourceError(
+            f"Ray's token {path} cannot be kept: {(error.strerror or str(error)).lower()}; make "
+            f"its folder writable, or set HOME to a folder that is"
         ) from error
 
 

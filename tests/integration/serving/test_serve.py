@@ -238,6 +238,12 @@ def test_only_this_machine_can_reach_it(service: Running) -> None:
     assert all(address.startswith("127.0.0.1:") for address in ours)
 
 
+def test_nobody_else_can_read_the_token_of_its_ray(service: Running) -> None:
+    folder = service.output.parent / ".ray"
+    modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "auth_token")]
+    assert modes == [0o700, 0o600]
+
+
 def test_it_stops_cleanly(service: Running) -> None:
     pids = descendants(service.process.pid)
     [logs] = re.findall(r"^log: (.*)$", service.output.read_text(), re.MULTILINE)
