@@ -249,18 +249,18 @@ def _outline(path: Path, spec: PolicySpec) -> tuple[Actor, dict[str, Tensor]]:
     model, sizes = spec.model, (spec.observation_space.size, spec.action_spec)
     on_base_model = False
     problems: list[str] = []
-    if isinstance(model, LLMPolicyConfig):
-        problems = check_prompts(model, *sizes)
-        on_base_model = model.pretrained is not None and not model.random_weights
-        if on_base_model:
-            model = model.model_copy(update={"random_weights": True})
-    if problems:
-        raise BundleError(f"{path.parent} cannot be used: {problems[0]}")
     try:
+        if isinstance(model, LLMPolicyConfig):
+            problems = check_prompts(model, *sizes)
+            on_base_model = model.pretrained is not None and not model.random_weights
+            if on_base_model:
+                model = model.model_copy(update={"random_weights": True})
         with torch.device("meta"):
             actor = build_actor(model, *sizes)
     except Exception as error:  # sizes that do not fit each other or torch, in a stranger's file
         raise BundleError(f"{path.parent} describes a net that cannot be built") from error
+    if problems:
+        raise BundleError(f"{path.parent} cannot be used: {problems[0]}")
     return actor, actor.trainable_state() if on_base_model else actor.own_state()
 
 

@@ -12,8 +12,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from rl_service.errors import BundleError
 
@@ -36,7 +36,7 @@ def read_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def open_file(path: Path, max_bytes: int) -> BinaryIO:
+def open_file(path: Path, max_bytes: int) -> BufferedReader:
     """Opens a file of a bundle for reading.
 
     Raises:
@@ -62,7 +62,7 @@ def open_file(path: Path, max_bytes: int) -> BinaryIO:
     )
 
 
-def open_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
+def open_files(folder: Path) -> Iterator[tuple[str, BufferedReader]]:
     """Names and open files of a bundle, in the order of BUNDLE_FILES.
 
     Raises:
@@ -88,7 +88,7 @@ def bundle_sha256(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _sha256(file: BinaryIO) -> str:
+def _sha256(file: BufferedReader) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
