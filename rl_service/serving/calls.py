@@ -6,12 +6,14 @@ waits as long as that says.
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -20,6 +22,7 @@ import numpy.typing as npt
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 _TRY_AGAIN = frozenset({429, 500, 502, 503, 504})
 """500 is what the proxy says while a replica that died is replaced."""
+_OF_PROXY = "proxy_error"
 
 
 class Action(NamedTuple):
@@ -78,13 +81,26 @@ class Call:
 
     @property
     def http_arguments(self) -> dict[str, Any]:
-        """Of `request` of httpx's clients."""
-        return {
+        """Of `request` of httpx's clients.
+
+        Raises:
+            PolicyServiceError: if the body holds NaN, or something that is no number.
+        """
+        arguments: dict[str, Any] = {
             "method": self.method,
             "url": self.path,
-            "json": self.body,
             "headers": {"X-Request-ID": self.request_id},
         }
+        if self.body is None:
+            return arguments
+        try:
+            arguments["content"] = json.dumps(self.body, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise PolicyServiceError(
+                0, "invalid_request", f"not sent: {error}; give finite numbers", self.request_id
+            ) from error
+        arguments["headers"] |= {"Content-Type": "application/json"}
+        return arguments
 
 
 def list_policies() -> Call:
@@ -106,7 +122,7 @@ def act(
         body["value"] = True
     if history is not None:
         body["history"] = as_json(history)
-    return Call("POST", f"/v1/policies/{policy}/act", body)
+    return Call("POST", f"/v1/policies/{quote(policy, safe=':')}/act", body)
 
 
 def open_session(policy: str, value: bool) -> Call:
@@ -121,12 +137,12 @@ def session_act(
     body = {"observation": np.asarray(observation).tolist(), "deterministic": deterministic}
     if reward is not None:
         body["reward"] = float(reward)
-    return Call("POST", f"/v1/sessions/{session_id}/act", body)
+    return Call("POST", f"/v1/sessions/{quote(session_id, safe='')}/act", body)
 
 
 def close_session(session_id: str) -> Call:
     """Ends an episode."""
-    return Call("DELETE", f"/v1/sessions/{session_id}")
+    return Call("DELETE", f"/v1/sessions/{quote(session_id, safe='')}")
 
 
 def headers(token: str | None) -> dict[str, str]:
@@ -174,7 +190,10 @@ def _problem(
         message = f"{call.method} {call.path}: {outcome or type(outcome).__name__}"
         return PolicyServiceError(0, "unreachable", message, call.request_id), 0.0
     error = _error(outcome, call.request_id)
-    if outcome.status_code not in _TRY_AGAIN or error.code == "internal_error":
+    # A proxy that has just started knows no route yet.
+    starting = outcome.status_code == 404 and error.code == _OF_PROXY
+    passing = outcome.status_code in _TRY_AGAIN and error.code != "internal_error"
+    if not (starting or passing):
         raise error
     return error, _retry_after_s(outcome)
 
@@ -224,5 +243,5 @@ def _error(response: httpx.Response, request_id: str) -> PolicyServiceError:
         told = response.json()["error"]
         code, message = str(told["code"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
-        code, message = "proxy_error", response.text[:200] or response.reason_phrase
+        code, message = _OF_PROXY, response.text[:200] or response.reason_phrase
     return PolicyServiceError(response.status_code, code, message, request_id)

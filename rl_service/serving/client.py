@@ -97,7 +97,8 @@ class PolicyClient:
             value: also ask the critic; `history` should then begin with the episode.
 
         Raises:
-            PolicyServiceError: if the service refuses it, or does not answer in time.
+            PolicyServiceError: if the service refuses it or does not answer in time, or if a number
+                is not finite.
         """
         call = calls.act(policy, "observation", observation, deterministic, history, value)
         return calls.read_action(self._send(call))

@@ -89,6 +89,13 @@ def test_a_refusal_is_told_at_once(ask: Act, status: int) -> None:
     assert (refused.value.status, refused.value.code, len(seen)) == (status, "busy", 1)
 
 
+def test_a_proxy_that_starts_again_is_waited_for(ask: Act) -> None:
+    replies = iter(
+        [httpx.Response(404, text="Path '/v1' not found"), httpx.Response(200, json=REPLY)]
+    )
+    assert ask(lambda request: next(replies)).version == 2  # type: ignore[attr-defined]
+
+
 def test_its_patience_ends(ask: Act) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
@@ -132,3 +139,42 @@ def test_a_history_may_hold_arrays(history: Any) -> None:
     as_lists = {"observations": [[1.0, 0.5]], "actions": [1]}
     assert [body["history"] for body in sent(history=history)] == [as_lists] * 4
     assert [body["history"] for body in sent(history=[history])] == [[as_lists]] * 4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, object()], ids=["NaN", "infinite", "no number"])
+def test_what_is_no_number_is_refused_with_the_clients_own_error(value: Any) -> None:
+    async def play(client: AsyncPolicyClient) -> None:
+        async with client:
+            await client.act("p", [value])
+
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=REPLY))
+    client = PolicyClient("http://test", transport=transport)
+    for ask in (
+        lambda: client.act("p", [value]),
+        lambda: client.act_batch("p", [[value]]),
+        lambda: client.act("p", [0.0], history={"observations": [[value]], "actions": [0]}),
+        lambda: asyncio.run(play(AsyncPolicyClient("http://test", transport=transport))),
+    ):
+        with pytest.raises(
+            PolicyServiceError, match=r"not sent: .*; give finite numbers"
+        ) as refused:
+            ask()
+        assert (refused.value.status, refused.value.code) == (0, "invalid_request")
+    client.close()
+
+
+def test_a_name_is_one_part_of_the_path() -> None:
+    seen: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.raw_path)
+        return httpx.Response(200, json=REPLY)
+
+    with PolicyClient("http://test", transport=httpx.MockTransport(handler)) as client:
+        for name in ("lander:3", "a/b?c#d", "größe"):
+            client.act(name, [0.0])
+    assert seen == [
+        b"/v1/policies/lander:3/act",
+        b"/v1/policies/a%2Fb%3Fc%23d/act",
+        b"/v1/policies/gr%C3%B6%C3%9Fe/act",
+    ]
