@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,7 @@ from rl_service.serving.service import Reply, Service
 from rl_service.serving.shared import Shared, SharedUnavailable
 
 _logger = logging.getLogger(LOGGER)
-_MAX_REQUEST_ID = 128
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _JSON = "application/json"
 _BUSY_RETRY_S = 1
 _HTML_HEADERS = {
@@ -79,14 +80,16 @@ class Api:
         ]
         return FastAPI(
             openapi_url=None,
+            redirect_slashes=False,
             routes=[
-                *(self._route(*each, is_open=False) for each in routes),
-                *(self._route(*each, is_open=True) for each in open_routes),
+                *(route for each in routes for route in self._routes(*each, is_open=False)),
+                *(route for each in open_routes for route in self._routes(*each, is_open=True)),
             ],
             exception_handlers={HTTPException: self._no_route},
         )
 
-    def _route(self, method: str, path: str, handler: Handler, *, is_open: bool) -> Route:
+    def _routes(self, method: str, path: str, handler: Handler, *, is_open: bool) -> list[Route]:
+        """The route, and the same with a slash at its end."""
         latency = self._metrics.latency.labels(path)
 
         async def endpoint(request: Request) -> Response:
@@ -113,7 +116,7 @@ class Api:
             _logger.info("request", extra={"fields": fields})
             return response
 
-        return Route(path, endpoint, methods=[method])
+        return [Route(each, endpoint, methods=[method]) for each in {path, f"{path.rstrip('/')}/"}]
 
     def _admit(self, request: Request, fields: dict[str, Any]) -> None:
         """Raises RequestError without a token, or if there is too much to do already."""
@@ -138,7 +141,7 @@ class Api:
             return answer
         fields |= {key: answer[key] for key in ("policy", "version") if key in answer}
         answer["request_id"] = request_id
-        return _json_response(json.dumps(answer).encode(), 200)
+        return _json_response(json.dumps(answer, allow_nan=False).encode(), 200)
 
     def _refusal(self, error: Exception, request_id: str, fields: dict[str, Any]) -> Response:
         """The reply to a request that cannot be answered; only our own faults are 500."""
@@ -238,9 +241,12 @@ class Api:
 
 
 def _request_id(request: Request) -> str:
-    """The client's own unless it is long, else a new one. Serve writes it into the headers."""
+    """The client's own if it is short printable ASCII, else a new one.
+
+    Serve writes it into the reply's headers.
+    """
     given = request.headers.get("x-request-id", "")
-    return given if 0 < len(given) <= _MAX_REQUEST_ID else secrets.token_hex(8)
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 
 def _json_response(body: bytes, status: int) -> Response:

@@ -24,6 +24,11 @@ _ERROR_STATUSES = {
     "503": "Too busy: come again after `Retry-After` seconds.",
 }
 
+_LARGEST = float(np.finfo(np.float32).max)
+_NUMBER: Schema = {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}
+"""What float32 has."""
+_NULL: Schema = {"type": "null"}
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
 _WITH_VALUE: Schema = {
     "type": "boolean",
     "default": False,
@@ -78,7 +83,10 @@ def openapi_document(policies: Sequence[Loaded], limits: Limits, needs_token: bo
 def _session_paths(policies: Sequence[Loaded]) -> Schema:
     names = [policy.name for policy in policies]
     session = ({"name": "session", "in": "path", "required": True, "schema": {"type": "string"}},)
-    reward = {"type": "number", "description": "For the step before; summed up, not acted on."}
+    reward = {
+        "type": ["number", "null"],
+        "description": "For the step before; summed up, not acted on.",
+    }
     step: Schema = {
         "anyOf": [
             _closed(
@@ -96,7 +104,7 @@ def _session_paths(policies: Sequence[Loaded]) -> Schema:
         "Opens a session: the service remembers the episode",
         _object("session", "policy", "version"),
         (),
-        _closed({"policy": {"type": "string", "examples": names}, "value": _WITH_VALUE}, "policy"),
+        _closed({"policy": _NAME | {"examples": names}, "value": _WITH_VALUE}, "policy"),
         {"policy": names[0]},
     )
     example = {"observation": example_observation(policies[0].policy.spec)}
@@ -160,17 +168,26 @@ def _act_schema(loaded: Loaded, limits: Limits) -> Schema:
         "observations",
         "actions",
     )
-    more = {"type": "array", "items": one_history}
+    more = {"type": "array", "items": one_history, "maxItems": limits.max_batch_size}
     common = {"deterministic": {"type": "boolean", "default": True}, "value": _WITH_VALUE}
     batch = {"type": "array", "items": observation, "minItems": 1}
     return {
         "oneOf": [
-            _closed(common | {"observation": observation, "history": one_history}, "observation"),
             _closed(
                 common
                 | {
+                    "observation": observation,
+                    "observations": _NULL,
+                    "history": {"anyOf": [one_history, _NULL]},
+                },
+                "observation",
+            ),
+            _closed(
+                common
+                | {
+                    "observation": _NULL,
                     "observations": batch | {"maxItems": limits.max_batch_size},
-                    "history": more,
+                    "history": {"anyOf": [more, _NULL]},
                 },
                 "observations",
             ),
@@ -206,7 +223,7 @@ def _error_schema() -> Schema:
 def _space(space: BoxSpec | DiscreteSpec) -> Schema:
     if isinstance(space, DiscreteSpec):
         return {"type": "integer", "minimum": space.start, "maximum": space.start + space.n - 1}
-    schema: Schema = {"type": "number"}
+    schema = _NUMBER
     for size in reversed(space.shape):
         schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
     return schema
@@ -218,7 +235,7 @@ def _policy_action(loaded: Loaded) -> Schema:
         return {"type": "integer", "minimum": 0, "maximum": spec.size - 1}
     return {
         "type": "array",
-        "items": {"type": "number"},
+        "items": _NUMBER,
         "minItems": spec.size,
         "maxItems": spec.size,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import httpx
+import jsonschema_rs
 import numpy as np
 import pytest
 
@@ -147,6 +148,71 @@ def test_a_bad_request_gets_the_one_error_shape(
     assert error["message"].isprintable()
 
 
+def test_a_slash_at_the_end_changes_nothing(folder: Path) -> None:
+    async def ask(client: httpx.AsyncClient) -> None:
+        for path in ("/healthz/", "/docs/", "/v1/policies/", "/v1/policies/cartpole/"):
+            assert (await client.get(path)).status_code == 200, path
+        acted = await client.post(f"{ACT}/", json={"observation": OBSERVATION})
+        assert acted.status_code == 200
+        opened = await client.post(f"{SESSIONS}/", json={"policy": "cartpole"})
+        path = f"{SESSIONS}/{opened.json()['session']}"
+        assert (await client.post(f"{path}/act/", json={"observation": OBSERVATION})).is_success
+        assert (await client.delete(f"{path}/")).status_code == 200
+        assert (await client.get("//v1/policies")).json()["error"]["code"] == "not_found"
+
+    with_client(cartpole(folder), ask)
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "größe".encode("latin-1"), b"\xff\xfe", "a b", ""])
+def test_a_request_id_that_no_log_can_hold_is_replaced(given: Any, folder: Path) -> None:
+    async def ask(client: httpx.AsyncClient) -> None:
+        reply = await client.get("/v1/policies", headers={"X-Request-ID": given})
+        assert len(reply.json()["request_id"]) == 16
+
+    with_client(cartpole(folder), ask)
+
+
+LARGEST = 3.4028234663852886e38
+BODIES: dict[str, list[Any]] = {
+    ACT: [
+        {"observation": OBSERVATION},
+        {"observation": OBSERVATION, "observations": None, "history": None},
+        {"observations": [OBSERVATION], "observation": None},
+        {"observations": [OBSERVATION] * 8},
+        {"observations": [OBSERVATION] * 9},
+        {"observations": []},
+        {"observation": [LARGEST] * 4},
+        {"observation": [3.5e38] * 4},
+        {"observations": [[-3.5e38] * 4]},
+        {"observation": OBSERVATION, "deterministic": None},
+        {"observation": OBSERVATION, "value": None},
+        {"observation": OBSERVATION, "value": 1},
+        {"observation": None, "observations": None},
+        {"observation": [True] * 4},
+        {"observation": [1] * 4, "history": {"observations": [], "actions": []}},
+    ],
+    SESSIONS: [{"policy": name} for name in ("cartpole", "", None, 1, "x" * 201)],
+    f"{SESSIONS}/{{session}}/act": [
+        {"observation": OBSERVATION, "reward": reward} for reward in (None, 1, -2.5, "1", True)
+    ],
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_documented_bounds_are_those_of_the_service(path: str, folder: Path) -> None:
+    async def ask(client: httpx.AsyncClient) -> None:
+        document = (await client.get("/openapi.json")).json()
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        documented = jsonschema_rs.Draft202012Validator(content["application/json"]["schema"])
+        for body in BODIES[path]:
+            opened = (await client.post(SESSIONS, json={"policy": "cartpole"})).json()
+            reply = await client.post(path.format(**opened), json=body)
+            assert reply.is_success == documented.is_valid(body), (body, reply.text)
+            await client.delete(f"{SESSIONS}/{opened['session']}")
+
+    with_client(cartpole(folder), ask, limits=LIMITS.model_copy(update={"max_sessions": 100}))
+
+
 def test_a_token_is_needed_where_there_are_tokens(folder: Path) -> None:
     async def ask(client: httpx.AsyncClient) -> None:
         for path in ("/healthz", "/", "/docs"):
@@ -271,6 +337,35 @@ def test_metrics_count_what_was_asked(folder: Path) -> None:
         assert f"{line}\n" in page
     assert "rl_service_batch_rows_bucket" in page
     assert "rl_service_request_latency_seconds_count" in page
+
+
+def test_a_long_pass_keeps_nobody_else_waiting(
+    folder: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    model = LLMPolicyConfig(n_layer=1, n_head=2, n_embd=32, context_length=2)
+    write_test_bundle(folder.with_name("words"), model=model)
+    sources = [cartpole(folder), Versions("words", {1: folder.with_name("words")})]
+
+    async def play() -> None:
+        app, engine, _ = await build_local(*sources)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            episode = {"observations": [OBSERVATION], "actions": [0]}
+            batch = {"observations": [OBSERVATION] * 1024, "history": [episode] * 1024}
+            long = asyncio.create_task(
+                client.post("/v1/policies/words/act", json=batch, timeout=300.0)
+            )
+            words = await engine.stable("words")
+            while words.batcher._worker is None:
+                await asyncio.sleep(0.01)
+            for _ in range(5):
+                words.batcher.last_pass_at = float("-inf")  # its health would be asked for
+                assert (await client.get("/healthz")).status_code == 200
+                assert (await client.post(ACT, json={"observation": OBSERVATION})).is_success
+            assert not long.done()
+            assert (await long).status_code == 200
+
+    asyncio.run(play())
 
 
 def test_openapi_tells_what_each_policy_reads(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_service.serving.errors import RequestError
-from rl_service.serving.schemas import act_body, as_array, nested, read_body, session_act_body
+from rl_service.serving.schemas import act_body, as_array, read_body, session_act_body
 
 BAD_BODIES = {
     "empty": b"",
@@ -55,7 +55,8 @@ def test_history_has_actions_of_the_policys_kind() -> None:
 
 def test_a_scalar_observation_is_a_number() -> None:
     assert read_body(session_act_body(0), b'{"observation": 2}', "").observation == 2.0
-    assert nested(2) == list[list[nested(0)]]
+    rows = read_body(session_act_body(2), b'{"observation": [[2, 1], [0.5, 3]]}', "").observation
+    assert rows == [[2.0, 1.0], [0.5, 3.0]]
 
 
 def test_float32_survives_the_way_through_json() -> None:
