@@ -32,8 +32,9 @@ class Batcher:
     Args:
         policy: what answers.
         max_rows: of one pass; a request with more takes several.
-        executor: where passes run that take long; None: in the event loop, since handing a pass
-            of a small net to another thread costs as much as the pass.
+        executor: where batches go that take long.
+        quick_rows: of a batch that stays in the event loop, since handing it to another thread
+            costs as much as the pass of a small net.
         on_batch: is told the rows of every pass.
     """
 
@@ -41,11 +42,12 @@ class Batcher:
         self,
         policy: PolicyRunner,
         max_rows: int,
-        executor: Executor | None,
+        executor: Executor,
+        quick_rows: int,
         on_batch: Callable[[int], None],
     ) -> None:
         self._policy, self._max_rows = policy, max_rows
-        self._executor, self._on_batch = executor, on_batch
+        self._executor, self._quick_rows, self._on_batch = executor, quick_rows, on_batch
         self._waiting: list[_Item] = []
         self._worker: asyncio.Task[None] | None = None
         self.last_pass_at = float("-inf")
@@ -62,33 +64,34 @@ class Batcher:
         loop = asyncio.get_running_loop()
         item = _Item(obs, deterministic, history, loop.create_future())
         self._waiting.append(item)
-        if self._executor is None:
-            if len(self._waiting) == 1:
-                loop.call_soon(self._flush)
-        elif self._worker is None or self._worker.done():
-            self._worker = loop.create_task(self._work(self._executor))
+        if len(self._waiting) == 1 and self._worker is None:
+            loop.call_soon(self._flush)
         return await item.answer
 
     def _flush(self) -> None:
-        while self._waiting:
-            batch = self._next_batch()
-            try:
-                answers = self._pass(batch)
-            except Exception as error:
-                _fail(batch, error)
-            else:
-                _answer(batch, answers)
+        """Answers one batch, here or by a worker; the event loop has its turn before the next."""
+        batch = self._next_batch()
+        if sum(len(item.obs) for item in batch) > self._quick_rows:
+            self._worker = asyncio.get_running_loop().create_task(self._work(batch))
+            return
+        try:
+            _answer(batch, self._pass(batch))
+        except Exception as error:
+            _fail(batch, error)
+        self._go_on()
 
-    async def _work(self, executor: Executor) -> None:
+    async def _work(self, batch: list[_Item]) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch = self._next_batch()
-            try:
-                answers = await loop.run_in_executor(executor, self._pass, batch)
-            except Exception as error:
-                _fail(batch, error)
-            else:
-                _answer(batch, answers)
+        try:
+            _answer(batch, await loop.run_in_executor(self._executor, self._pass, batch))
+        except Exception as error:
+            _fail(batch, error)
+        self._worker = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _next_batch(self) -> list[_Item]:
         """The first ones that want the same kind of action."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,12 @@ from rl_service.serving.sources import PolicySource
 
 _CRITIC_ROWS = 64
 """Of one pass: a row is a sequence of many tokens."""
+_QUICK_HISTORIES = 16
+"""Of a batch; to read more takes the event loop milliseconds."""
+
+
+Asked = TypeVar("Asked")
+Recalled = TypeVar("Recalled")
 
 
 class NoFiniteAnswer(Exception):
@@ -146,7 +153,7 @@ class Engine:
         canary = None if pinned else served.canary
         started = time.perf_counter()
         try:
-            actions = await self._ask(loaded, obs, deterministic, remember(loaded))
+            actions = await self._ask(loaded, obs, deterministic, remember)
         except (ObservationError, RequestError):
             raise
         except Exception as error:
@@ -154,7 +161,7 @@ class Engine:
                 raise _refused(error) from error
             stable = await self.stable(loaded.name)
             try:
-                actions = await self._ask(stable, obs, deterministic, remember(stable))
+                actions = await self._ask(stable, obs, deterministic, remember)
             except NoFiniteAnswer as same:  # then it is no fault of the new version
                 raise _refused(same) from same
             canary.failed()
@@ -179,7 +186,8 @@ class Engine:
             RequestError: 422 if the bundle holds no critic that can be asked.
         """
         critic = await self._critic(loaded)
-        history = remember(Memory(loaded.policy, critic.context_length - 1))
+        memory = Memory(loaded.policy, critic.context_length - 1)
+        history = await self._recall(remember, memory, len(timesteps))
         loop = asyncio.get_running_loop()
         steps = np.array(timesteps, np.int64)
         values: list[float] = []
@@ -216,13 +224,27 @@ class Engine:
         return await self.loader.load(self._served[name].source, version)
 
     async def _ask(
-        self, loaded: Loaded, obs: FloatArray, deterministic: bool, history: History | None
+        self,
+        loaded: Loaded,
+        obs: FloatArray,
+        deterministic: bool,
+        remember: Callable[[Loaded], History | None],
     ) -> Actions:
+        num_histories = len(obs) if loaded.memory.num_earlier else 0
+        history = await self._recall(remember, loaded, num_histories)
         actions = await loaded.batcher.act(obs, deterministic=deterministic, history=history)
         if not np.isfinite(actions.log_prob).all():
             raise NoFiniteAnswer(f"policy {loaded.name}:{loaded.version} answers with NaN")
         self._metrics.actions.labels(loaded.name, str(loaded.version)).inc(len(obs))
         return actions
+
+    async def _recall(
+        self, remember: Callable[[Asked], Recalled], asked: Asked, num_histories: int
+    ) -> Recalled:
+        """Histories of a batch, without keeping other requests waiting."""
+        if num_histories <= _QUICK_HISTORIES:
+            return remember(asked)
+        return await self.loader.in_thread(remember, asked)
 
 
 def _unavailable(name: str, version: int) -> RequestError:

@@ -27,6 +27,12 @@ Key = tuple[str, int]
 """Name and version."""
 _PROBE_INTERVAL_S = 2.0
 """So that nobody keeps a replica busy by asking for its health."""
+_PROBE_WAIT_S = 0.02
+"""A net that is busy for longer is in good health, unless ..."""
+_STUCK_S = 120.0
+"""... it has answered nothing for this long."""
+_QUICK_WORK = 2e8
+"""Multiplications of a batch in the event loop: about 20 ms."""
 
 
 @dataclass
@@ -40,6 +46,9 @@ class Loaded:
     memory: Memory
     critic: CriticRunner | None = None
     """None until somebody asks for a value."""
+    probe: asyncio.Task[None] | None = None
+    """A pass that was begun to see whether it works."""
+    probed_at: float = 0.0
 
     @property
     def action_ndim(self) -> int:
@@ -65,6 +74,8 @@ class Loader:
         self._files = ThreadPoolExecutor(2, thread_name_prefix="bundles")
         self.long_passes: Executor = ThreadPoolExecutor(1, thread_name_prefix="language-model")
         """Where the passes of large nets run, one after another."""
+        self._large_batches = ThreadPoolExecutor(1, thread_name_prefix="large-batches")
+        """Of small nets, which do not wait for large ones."""
 
     @property
     def in_memory(self) -> list[Key]:
@@ -103,12 +114,29 @@ class Loader:
     async def check_health(self) -> None:
         """Runs each loaded policy once, unless it has answered in the last seconds.
 
+        It does not wait for policies that are busy: their answer counts the next time.
+
         Raises:
-            BundleError: if an answer is not finite.
+            BundleError: if an answer is not finite, or none came for minutes.
         """
-        for loaded in list(self._loaded.values()):
-            if time.monotonic() - loaded.batcher.last_pass_at > _PROBE_INTERVAL_S:
-                await _probe(loaded)
+        now = time.monotonic()
+        probes = []
+        for loaded in self._loaded.values():
+            if loaded.probe is None and now - loaded.batcher.last_pass_at > _PROBE_INTERVAL_S:
+                loaded.probe, loaded.probed_at = asyncio.create_task(_probe(loaded)), now
+            if loaded.probe is not None:
+                probes.append((loaded, loaded.probe))
+        if probes:
+            await asyncio.wait([probe for _, probe in probes], timeout=_PROBE_WAIT_S)
+        for loaded, probe in probes:
+            if probe.done():
+                loaded.probe = None
+                await probe
+            elif now - max(loaded.probed_at, loaded.batcher.last_pass_at) > _STUCK_S:
+                raise BundleError(
+                    f"policy {loaded.name}:{loaded.version} has answered nothing for "
+                    f"{_STUCK_S:.0f} s"
+                )
 
     async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """What reads files, or asks a registry, without keeping requests waiting."""
@@ -118,6 +146,7 @@ class Loader:
     async def _load(self, source: PolicySource, version: int) -> Loaded:
         policy = await self.in_thread(_read_bundle, source, version)
         takes_long = isinstance(policy.spec.model, LLMPolicyConfig)
+        num_weights = sum(p.numel() for p in policy.actor.parameters())
         loaded = Loaded(
             source.name,
             version,
@@ -125,7 +154,8 @@ class Loader:
             Batcher(
                 policy,
                 self._limits.max_batch_rows,
-                self.long_passes if takes_long else None,
+                self.long_passes if takes_long else self._large_batches,
+                0 if takes_long else int(_QUICK_WORK / num_weights),
                 self._metrics.batch_rows.labels(source.name).observe,
             ),
             Memory(policy, policy.actor.context_length - 1),

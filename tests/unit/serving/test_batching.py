@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,16 @@ from rl_service.serving.batching import Batcher
 from tests.conftest import WriteTestBundle
 
 
-@pytest.fixture(params=["in the event loop", "in a thread"])
-def executor(request: pytest.FixtureRequest) -> Executor | None:
-    return None if request.param == "in the event loop" else ThreadPoolExecutor(1)
+@pytest.fixture(params=[100, 0], ids=["in the event loop", "in a thread"])
+def quick_rows(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+THREAD = ThreadPoolExecutor(1)
 
 
 def test_requests_of_one_turn_go_together_and_answers_are_their_own(
-    tmp_path: Path, write_test_bundle: WriteTestBundle, executor: Executor | None
+    tmp_path: Path, write_test_bundle: WriteTestBundle, quick_rows: int
 ) -> None:
     write_test_bundle(tmp_path / "b", "LunarLander-v3")
     policy = load_bundle(tmp_path / "b")
@@ -29,7 +32,7 @@ def test_requests_of_one_turn_go_together_and_answers_are_their_own(
     rows: list[int] = []
 
     async def ask() -> list[np.ndarray]:
-        batcher = Batcher(policy, 16, executor, rows.append)
+        batcher = Batcher(policy, 16, THREAD, quick_rows, rows.append)
         parts = [
             batcher.act(obs[i : i + 2], deterministic=i < 20, history=None) for i in range(0, 40, 2)
         ]
@@ -46,7 +49,7 @@ def test_a_request_larger_than_a_batch_takes_several_passes(
 ) -> None:
     write_test_bundle(tmp_path / "b")
     rows: list[int] = []
-    batcher = Batcher(load_bundle(tmp_path / "b"), 4, None, rows.append)
+    batcher = Batcher(load_bundle(tmp_path / "b"), 4, THREAD, 100, rows.append)
 
     async def ask() -> None:
         await asyncio.gather(
@@ -61,10 +64,10 @@ def test_a_request_larger_than_a_batch_takes_several_passes(
 
 
 def test_a_failure_reaches_who_asked(
-    tmp_path: Path, write_test_bundle: WriteTestBundle, executor: Executor | None
+    tmp_path: Path, write_test_bundle: WriteTestBundle, quick_rows: int
 ) -> None:
     write_test_bundle(tmp_path / "b")
-    batcher = Batcher(load_bundle(tmp_path / "b"), 4, executor, lambda rows: None)
+    batcher = Batcher(load_bundle(tmp_path / "b"), 4, THREAD, quick_rows, lambda rows: None)
 
     async def ask() -> None:
         with pytest.raises(ObservationError):
