@@ -18,8 +18,17 @@ STATE_FORMAT = 6
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Writes `state` (nested dicts and lists of tensors, arrays, plain values) to `folder`."""
-    torch.save(_to_tensors({"format": STATE_FORMAT, **state}), folder / STATE_FILE)
+    """Writes `state` (nested dicts and lists of tensors, arrays, plain values) to `folder`.
+
+    Raises:
+        OSError: if the disk is full or cannot be written.
+    """
+    # Given a path, torch writes by itself, and an error of the disk is no OSError.
+    with (folder / STATE_FILE).open("wb") as file:
+        try:
+            torch.save(_to_tensors({"format": STATE_FORMAT, **state}), file)
+        except RuntimeError as error:  # of the archive's end, after that of the disk
+            raise error.__context__ or error from None
 
 
 def read_state(folder: Path, settings: Settings) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rl_service.algorithms.state import write_state
 from rl_service.errors import OutputError
 from rl_service.files import write_atomic
 from rl_service.metrics import METRICS
@@ -35,11 +36,15 @@ def write_bytes(folder: Path) -> None:
     (folder / "state.bin").write_bytes(bytes(2 * DISK_BYTES))
 
 
+def write_training_state(folder: Path) -> None:
+    write_state(folder, {"learner": {"weights": torch.zeros(DISK_BYTES)}})
+
+
 def write_tensors(folder: Path) -> None:
     save_file({"weights": torch.zeros(DISK_BYTES)}, folder / "state.safetensors")
 
 
-@pytest.mark.parametrize("write", [write_bytes, write_tensors])
+@pytest.mark.parametrize("write", [write_bytes, write_training_state, write_tensors])
 def test_a_disk_that_fills_up_keeps_the_previous_checkpoint(
     small_disk: Path, write: Callable[[Path], None]
 ) -> None:
