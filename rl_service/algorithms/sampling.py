@@ -141,7 +141,11 @@ class BatchSampler:
             now = time.monotonic()
             for ref in [ref for ref in waiting if now - alive_at[ref] > timeout_s]:
                 waiting.remove(ref)
-                fleet.lose(asked.pop(ref).index, f"it finished no step in {timeout_s:g} s")
+                fleet.lose(
+                    asked.pop(ref).index,
+                    f"none of its environments finished a step or reset in {timeout_s:g} s; raise "
+                    f"resources.worker_timeout_s if one may take as long",
+                )
         return asked.items()
 
     def _take(self, fleet: Fleet, worker: Worker, ref: Any) -> Sampled | None:
@@ -174,7 +178,7 @@ class BatchSampler:
 
 
 def _signs_of_life(asked: Mapping[Any, Worker]) -> dict[Any, float]:
-    """When workers took their last steps, in this process's monotonic seconds.
+    """When environments of workers last began a step, in this process's monotonic seconds.
 
     Args:
         asked: workers by whatever the answer is to be found by. Those that do not answer are left

@@ -35,7 +35,8 @@ class ElasticitySettings(Group):
     max_worker_hours: PositiveFloat | None = None
     """Worker-hours that the run may take; once spent, `min_env_runners` go on. None: no limit."""
     worker_timeout_s: PositiveFloat = 120.0
-    """A worker that finished no vector step for that long is hung and is replaced."""
+    """A worker none of whose environments finished a step or a reset for that long is hung and is
+    replaced."""
     lost_timeout_s: PositiveFloat = 600.0
     """How long a run waits for a rollout worker when none is left, before it saves and ends."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -47,11 +48,14 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._seed = 0
         self._actions: list[Any] = []
         self._obs: Any = None
+        self.alive_at = time.monotonic()
+        """When the last reset or step began."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts the next episode; an explicit seed resets the env outside the numbering."""
+        self.alive_at = time.monotonic()
         self._actions = []
         if seed is None:
             self._episode += 1
@@ -73,6 +77,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._broken = False
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.alive_at = time.monotonic()
         self._actions.append(action)
         try:
             result = self.env.step(action)

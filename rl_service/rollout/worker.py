@@ -130,8 +130,12 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
 
     @ray.method(concurrency_group=HEALTH)  # type: ignore[untyped-decorator]
     def seconds_since_step(self) -> float:
-        """Seconds since the last vector step began; asked while it samples."""
-        return time.monotonic() - self._alive_at
+        """Seconds since the policy was last asked, or an env began a step or a reset.
+
+        Asked while it samples.
+        """
+        envs = () if self._vector_sampler is None else self._vector_sampler.envs
+        return time.monotonic() - max([self._alive_at, *(env.alive_at for env in envs)])
 
     def request(self, num_vector_steps: int, broadcast: Broadcast) -> Sampled:
         """One round trip: takes weights and filters, samples, gives away what was seen."""

@@ -130,8 +130,25 @@ def test_a_worker_that_stands_still_is_replaced(build: Any, tmp_path: Path) -> N
     )
     assert algorithm.env_steps == 128 * algorithm.iteration
     [message] = messages
-    assert "is lost (it finished no step in 1 s); 1 left" in message
+    assert "is lost (none of its environments finished a step or reset in 1 s; raise " in message
+    assert "resources.worker_timeout_s" in message
     assert len(worker_pids()) == 2
+
+
+def test_slow_environments_are_no_hung_workers() -> None:
+    settings = settings_of(worker_timeout_s=1.0, num_envs_per_env_runner=8)
+    changes = {
+        "env": EnvSettings(id="tests.support.faulty_envs:Slow", max_episode_steps=50),
+        "stop": settings.stop.model_copy(update={"iterations": 2}),
+    }
+    messages: list[str] = []
+    trainer = Trainer(settings.model_copy(update=changes), messages.append)
+    try:
+        rows = [trainer.iterate() for _ in range(2)]
+    finally:
+        trainer.close()
+    assert (messages, rows[-1]["num_worker_restarts"]) == ([], 0)
+    assert rows[-1]["num_env_steps_sampled_lifetime"] == 2 * 128
 
 
 @pytest.mark.parametrize(

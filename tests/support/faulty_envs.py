@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+SLOW_STEP_S = 0.01
+
 ABSENT, HANGS, RAISES, NAN = "absent", "hangs", "raises", "nan"
 
 
@@ -44,3 +46,18 @@ class Told(gym.Wrapper[Any, Any, Any, Any]):
             (self._folder / what).unlink()
             return True
         return False
+
+
+class Slow(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 whose steps take `SLOW_STEP_S`, and its resets much longer."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        time.sleep(0.3)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(SLOW_STEP_S)
+        return super().step(action)
