@@ -86,9 +86,14 @@ class _Bounded(torch.autograd.Function):
 class GaussianHead(nn.Module):
     """Mean and log standard deviation of a continuous action, side by side."""
 
-    def __init__(self, in_features: int, size: int, log_std: str, log_std_init: float) -> None:
+    def __init__(
+        self, in_features: int, action_spec: ActionSpec, log_std: str, log_std_init: float
+    ) -> None:
         super().__init__()
+        size = action_spec.size
         self.mean = orthogonal_linear(in_features, size, 0.01)
+        with torch.no_grad():
+            self.mean.bias.copy_(torch.tensor(action_spec.start_means))
         self.state_dependent = log_std == "state"
         if self.state_dependent:
             self.log_std_layer = orthogonal_linear(in_features, size, 0.01)
@@ -124,7 +129,7 @@ class FeedForwardActor(Actor):
         if action_spec.kind == "discrete":
             self.head = CategoricalHead(width, action_spec.size)
         else:
-            self.head = GaussianHead(width, action_spec.size, log_std, log_std_init)
+            self.head = GaussianHead(width, action_spec, log_std, log_std_init)
 
     def encode(self, history: History) -> Tensor:
         """The current observations: nothing else is looked at."""

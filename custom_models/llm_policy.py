@@ -67,9 +67,7 @@ class LLMActor(Actor):
         if action_spec.kind == "discrete":
             self.head = CategoricalHead(features, action_spec.size)
         else:
-            self.head = GaussianHead(
-                features, action_spec.size, config.log_std, config.log_std_init
-            )
+            self.head = GaussianHead(features, action_spec, config.log_std, config.log_std_init)
             _start_as_the_seed(self.head.mean)
 
     def train(self, mode: bool = True) -> LLMActor:
@@ -268,6 +266,7 @@ def _padded(rows: list[list[int]]) -> Tensor:
 
 @torch.no_grad()
 def _start_as_the_seed(mean: nn.Linear) -> None:
+    bias = mean.bias.clone()
     mean.reset_parameters()
     mean.weight.mul_(_MEAN_SCALE)
-    mean.bias.zero_()
+    mean.bias.copy_(bias)

@@ -32,20 +32,24 @@ class ActionSpec:
     shape: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    dtype: str = "float32"
+    """Number type of a box's actions."""
 
     @classmethod
     def from_space(cls, space: gym.Space[Any]) -> ActionSpec:
         """Reads an environment's action space.
 
         Raises:
-            TypeError: if the space is neither Discrete nor a Box of floats.
+            TypeError: if the space is neither Discrete nor a Box of float32 or float64.
         """
         if isinstance(space, gym.spaces.Discrete):
             return cls("discrete", int(space.n), start=int(space.start))
-        if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-            low, high = space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist()
-            return cls("box", len(low), shape=space.shape, low=tuple(low), high=tuple(high))
-        raise TypeError(f"action space {space} is not supported; use Discrete or a Box of floats")
+        if isinstance(space, gym.spaces.Box) and space.dtype in (np.float32, np.float64):
+            low, high = (tuple(b.reshape(-1).tolist()) for b in (space.low, space.high))
+            return cls("box", len(low), 0, space.shape, low, high, str(space.dtype))
+        raise TypeError(
+            f"action space {space} is not supported; use Discrete, or a Box of float32 or float64"
+        )
 
     @property
     def num_dist_inputs(self) -> int:
@@ -59,23 +63,47 @@ class ActionSpec:
             actions: (B,) integers from 0, or (B, A) in normalised units.
 
         Returns:
-            (B,) integers from `start`, or (B, *shape) within the bounds.
+            (B,) integers from `start`, or (B, *shape) of the space's number type within its bounds.
         """
         if self.kind == "discrete":
             return actions + self.start if self.start else actions
         scale, offset, low, high = self._affine
-        clipped: npt.NDArray[Any] = np.clip(actions * scale + offset, low, high)
+        env_actions = (actions * scale + offset).astype(self.dtype, copy=False)
+        clipped: npt.NDArray[Any] = np.clip(env_actions, low, high)
         return clipped.reshape(len(actions), *self.shape)
 
+    @property
+    def middle(self) -> npt.NDArray[Any]:
+        """(1, ...) the env action that the policy action 0 becomes."""
+        if self.kind == "discrete":
+            return self.to_env(np.zeros(1, np.int64))
+        return self.to_env(np.zeros((1, self.size), np.float32))
+
+    @property
+    def start_means(self) -> tuple[float, ...]:
+        """(A,) where a Gaussian begins, in normalised units: 1 from a bound that has no opposite.
+
+        At 0, a mean could lie on that bound, or beyond it, and most samples would be clipped.
+        """
+        bounds = zip(self.low, self.high, strict=True)
+        return tuple(_start_mean(low, high) for low, high in bounds)
+
     @cached_property
-    def _affine(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    def _affine(self) -> tuple[npt.NDArray[Any], ...]:
         """Scale and offset from normalised to env units, and the bounds, (A,) each."""
-        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        low, high = np.asarray(self.low, self.dtype), np.asarray(self.high, self.dtype)
         bounded = (low > -_NO_BOUND) & (high < _NO_BOUND)
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, where no bound applies
-            scale = np.where(bounded, 0.5 * (high - low), 1.0).astype(np.float32)
-            offset = np.where(bounded, 0.5 * (high + low), 0.0).astype(np.float32)
+            scale = np.where(bounded, 0.5 * (high - low), 1.0).astype(self.dtype)
+            offset = np.where(bounded, 0.5 * (high + low), 0.0).astype(self.dtype)
         return scale, offset, low, high
+
+
+def _start_mean(low: float, high: float) -> float:
+    has_low, has_high = low > -_NO_BOUND, high < _NO_BOUND
+    if has_low == has_high:
+        return 0.0
+    return max(0.0, low + 1.0) if has_low else min(0.0, high - 1.0)
 
 
 def observation_size(space: gym.Space[Any]) -> int:

@@ -321,7 +321,9 @@ def space_spec(space: gym.Space[Any]) -> BoxSpec | DiscreteSpec:
         return DiscreteSpec.from_space(space)
     if isinstance(space, gym.spaces.Box):
         return BoxSpec.from_space(space)
-    raise TypeError(f"action space {space} is not supported; use Discrete or a Box of floats")
+    raise TypeError(
+        f"action space {space} is not supported; use Discrete, or a Box of float32 or float64"
+    )
 
 
 def _has_base_model(model: ModelConfig) -> bool:

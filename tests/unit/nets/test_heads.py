@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -82,6 +84,30 @@ def test_unbounded_dimensions_pass_through_and_discrete_actions_start_where_they
     np.testing.assert_allclose(unbounded.to_env(np.array([[7.5]], np.float32)), [[7.5]])
     shifted = ActionSpec.from_space(gym.spaces.Discrete(3, start=5))
     assert shifted.to_env(np.array([0, 2])).tolist() == [5, 7]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_env_actions_have_the_number_type_of_the_space_and_lie_in_it(dtype: Any) -> None:
+    space = gym.spaces.Box(-0.1, 0.7, (2,), dtype)
+    actions = np.array([[-9.0, 9.0], [-1.0, 1.0], [0.3, 0.0]], np.float32)
+    env_actions = ActionSpec.from_space(space).to_env(actions)
+    assert env_actions.dtype == dtype
+    assert all(space.contains(action) for action in env_actions)
+
+
+def test_other_number_types_are_refused() -> None:
+    with pytest.raises(TypeError, match="use Discrete, or a Box of float32 or float64"):
+        ActionSpec.from_space(gym.spaces.Box(-1.0, 1.0, (1,), np.float16))
+
+
+@pytest.mark.parametrize("log_std", ["free", "state"])
+def test_a_gaussian_starts_away_from_a_bound_that_has_no_opposite(log_std: str) -> None:
+    low = np.array([0.0, 3.0, -5.0, -np.inf, -np.inf, -2.0], np.float32)
+    high = np.array([np.inf, np.inf, np.inf, 0.0, np.inf, 8.0], np.float32)
+    spec = ActionSpec.from_space(gym.spaces.Box(low, high))
+    net = build_actor_critic(MLPConfig(log_std=log_std), 8, spec)
+    mean = net.actor(torch.zeros(1, 8))[0, :6].detach().numpy()
+    np.testing.assert_allclose(mean, [1.0, 4.0, 0.0, -1.0, 0.0, 0.0], atol=1e-6)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
