@@ -59,6 +59,11 @@ class _NetConfig(_Strict):
         """
         raise NotImplementedError
 
+    @property
+    def gpt2_settings(self) -> GPT2CriticSettings | None:
+        """Those of a critic that is a GPT-2; None for another critic."""
+        return None
+
 
 class MLPConfig(_NetConfig):
     """An MLP actor and an MLP critic that share no weights."""
@@ -143,6 +148,10 @@ class GPT2CriticConfig(GPT2CriticSettings, _NetConfig):
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
         actor = _feed_forward(num_inputs, self.hidden_sizes, num_outputs)
         return actor + self.max_critic_weights(num_inputs, num_outputs)
+
+    @property
+    def gpt2_settings(self) -> GPT2CriticSettings:
+        return self
 
 
 class LLMPolicyConfig(_NetConfig):
@@ -245,6 +254,10 @@ class LLMPolicyConfig(_NetConfig):
             self.gpt2_critic.max_critic_weights(num_inputs, num_outputs),
         )
         return actor + _feed_forward(width, self.hidden_sizes, num_outputs) + critic
+
+    @property
+    def gpt2_settings(self) -> GPT2CriticSettings | None:
+        return self.gpt2_critic if self.critic == "gpt2" else None
 
 
 def _feed_forward(num_inputs: int, hidden_sizes: Sequence[int], num_outputs: int) -> int:

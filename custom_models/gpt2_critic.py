@@ -8,6 +8,8 @@ tell the order: the trunk has no positional embedding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +60,15 @@ class GPT2Critic(Critic):
                 nn.init.normal_(embedding.weight, std=0.02)
         self.embed_ln = nn.LayerNorm(width)
         self.value_head = orthogonal_linear(width, 1, 1.0)
+
+    @property
+    def sizes_without_folder(self) -> dict[str, Any]:
+        """Settings that build it without the folder that it began from; none if that is needed."""
+        trunk = self.trunk
+        if not trunk.is_plain:
+            return {}
+        sizes = {"n_layer": len(trunk.h), "n_head": trunk.n_head, "n_embd": trunk.n_embd}
+        return {"pretrained": None, "n_positions": trunk.n_positions, **sizes}
 
     def forward(self, chunks: Chunks, num_values: int) -> Tensor:
         """Values (B, num_values) of the last `num_values` steps of each chunk."""

@@ -54,6 +54,20 @@ class ActorCritic(nn.Module):
         dist_inputs: Tensor = self.actor(inputs)
         return dist_inputs
 
+    @property
+    def whole_config(self) -> ModelConfig:
+        """The settings that build a critic for the weights of this one, without other files."""
+        config, settings = self.config, self.config.gpt2_settings
+        if settings is None or settings.pretrained is None:
+            return config
+        from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
+
+        assert isinstance(self.critic, GPT2Critic)
+        sizes = self.critic.sizes_without_folder
+        if isinstance(config, LLMPolicyConfig):
+            sizes = {"gpt2_critic": settings.model_copy(update=sizes)}
+        return config.model_copy(update=sizes)
+
     def own_state(self) -> dict[str, Tensor]:
         """The weights that a fresh net of the same configuration has not."""
         actor = {_ACTOR + name: weight for name, weight in self.actor.own_state().items()}

@@ -114,6 +114,16 @@ def load_gpt2(config: GPT2CriticSettings) -> GPT2Model:
     )
 
 
+def _usual(config: GPT2Config) -> dict[str, tuple[Any, ...]]:
+    """What a GPT-2 has unless its config says otherwise, beside its sizes."""
+    return {
+        "n_inner": (None, 4 * config.n_embd),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+    }
+
+
 class GPT2Trunk(nn.Module):
     """The blocks and final norm of a GPT-2, without positional and vocabulary embeddings."""
 
@@ -127,6 +137,10 @@ class GPT2Trunk(nn.Module):
         self.n_positions: int = config.n_positions
         self.dropout: float = config.resid_pdrop
         self._tanh_gelu = config.activation_function in _TANH_GELUS
+        self.is_plain = self._tanh_gelu and all(
+            getattr(config, name) in usual for name, usual in _usual(config).items()
+        )
+        """Whether a GPT-2 of these sizes, built here, is the same function of the same weights."""
 
     def forward(
         self, tokens: Tensor, segment_ids: Tensor, context_length: int, num_values: int

@@ -103,7 +103,7 @@ def write_bundle(
             observation_space=BoxSpec.from_space(observation_space),
             action_space=actions,
             action_mapping=action_mapping(actions),
-            model=net.config,
+            model=net.whole_config,
             base_model=_base_model(net.config),
             context_length=net.config.num_context_steps + 1,
             observation_filter=normalizer and FilterSpec.from_normalizer(normalizer),
@@ -150,11 +150,18 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
 
     Raises:
         BundleError: as `load_bundle`, or if the critic reads the hidden states of a language
-            model, which the bundle does not hold.
+            model, which the bundle does not hold, or began as a GPT-2 of unusual make.
     """
     spec = read_spec(path)
     if isinstance(spec.model, LLMPolicyConfig) and spec.model.critic == "hidden_state":
         raise BundleError(f"the critic of {path} reads hidden states, so it cannot be asked alone")
+    gpt2 = spec.model.gpt2_settings
+    if gpt2 is not None and gpt2.pretrained is not None:  # a stranger's path is not opened
+        raise BundleError(
+            f"the critic of {path} began as a pretrained GPT-2 whose sizes {SPEC_FILE} does not "
+            f"record, so it cannot be asked; new bundles record them, unless the GPT-2 is of "
+            f"unusual make"
+        )
     weights = _read_weights(path / WEIGHTS_FILE, spec)
     own = {k.removeprefix(_CRITIC): v for k, v in weights.items() if k.startswith(_CRITIC)}
     try:

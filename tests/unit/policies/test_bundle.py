@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2Model
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.configs import (
+    GPT2CriticConfig,
+    GPT2CriticSettings,
+    LLMPolicyConfig,
+    MLPConfig,
+    ModelConfig,
+)
+from custom_models.critic import Chunks
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import env_spaces
 from rl_service.errors import BundleError, OutputError
 from rl_service.policies import load_bundle, write_bundle
+from rl_service.policies.bundle import read_critic
 from tests.conftest import WriteTestBundle
 
+GPT2_SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": 4}
 MODELS = [MLPConfig(), GPT2CriticConfig(), MLPConfig(hidden_sizes=(), log_std="state")]
 
 
@@ -83,6 +94,45 @@ def test_the_spec_of_a_loaded_policy_gives_back_the_spaces(
     assert spec.action_space.to_space() == action_space
     assert spec.context_length == 9
     assert spec.provenance == {"run": "test"}
+
+
+@pytest.mark.parametrize("kind", ["gpt2_critic", "llm_policy"])
+def test_a_critic_that_began_as_a_pretrained_gpt2_is_read_without_its_folder(
+    tmp_path: Path, write_test_bundle: WriteTestBundle, kind: str
+) -> None:
+    folder = tmp_path / "gpt2"
+    GPT2Model(GPT2Config(**GPT2_SIZES)).save_pretrained(folder)
+    gpt2 = {"pretrained": str(folder), "context_length": 4}
+    model = (
+        GPT2CriticConfig(**gpt2)
+        if kind == "gpt2_critic"
+        else LLMPolicyConfig(critic="gpt2", gpt2_critic=GPT2CriticSettings(**gpt2))
+    )
+    net = write_test_bundle(tmp_path / "b", model=model)
+    shutil.rmtree(folder)
+    critic, spec = read_critic(tmp_path / "b")
+    settings = spec.model.gpt2_settings
+    assert settings is not None
+    assert (settings.pretrained, settings.n_layer, settings.n_embd) == (None, 1, 8)
+    assert net.critic is not None
+    chunks = Chunks(
+        obs=torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)),
+        actions=torch.ones(2, 6, dtype=torch.int64),
+        timesteps=torch.arange(6).repeat(2, 1),
+        segment_ids=torch.zeros(2, 6, dtype=torch.int64),
+    )
+    torch.testing.assert_close(critic(chunks, 6), net.critic.eval()(chunks, 6))
+
+
+def test_the_critic_of_a_gpt2_of_unusual_make_is_refused(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    GPT2Model(GPT2Config(**GPT2_SIZES, n_inner=12)).save_pretrained(tmp_path / "gpt2")
+    model = GPT2CriticConfig(pretrained=str(tmp_path / "gpt2"), context_length=4)
+    write_test_bundle(tmp_path / "b", model=model)
+    load_bundle(tmp_path / "b")
+    with pytest.raises(BundleError, match=r"whose sizes policy\.json does not record"):
+        read_critic(tmp_path / "b")
 
 
 def test_a_second_bundle_replaces_the_first(
