@@ -10,7 +10,7 @@ from custom_models.configs import LLMPolicyConfig
 from custom_models.spaces import ActionSpec, observation_size
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
-from rl_service.envs import env_spaces
+from rl_service.envs import try_env
 from rl_service.errors import EnvError, RegistryError
 from rl_service.machine import available_cpus, available_gpus, missing_cpus
 from rl_service.policies.registry import PolicyRegistry
@@ -21,8 +21,8 @@ from rl_service.rollout.scaling_policies import check_policy
 def check_settings(settings: Settings) -> list[str]:
     """All reasons for which a run with these settings cannot work here, one line each.
 
-    Makes the environment once. Where `RAY_ADDRESS` points to a cluster, that cluster decides
-    about CPUs and GPUs.
+    Makes the environment, resets it and takes one step. Where `RAY_ADDRESS` points to a cluster,
+    that cluster decides about CPUs and GPUs.
     """
     problems = [*check_arithmetic(settings), *check_machine(settings)]
     return [*problems, *check_output(Path(settings.tracking.output_dir))]
@@ -39,9 +39,9 @@ def check_machine(settings: Settings) -> list[str]:
 
 
 def _env_problems(settings: Settings) -> list[str]:
-    """Makes the environment; a language model must also be able to write what it shows."""
+    """Tries the environment; a language model must also be able to write what it shows."""
     try:
-        observation_space, action_space = env_spaces(settings.env)
+        observation_space, action_space = try_env(settings.env)
     except EnvError as error:
         return [str(error)]
     if not isinstance(settings.model, LLMPolicyConfig):
@@ -62,7 +62,7 @@ def _registry_problems(root: str | None) -> list[str]:
 def check_env(env: EnvSettings) -> list[str]:
     """The reason for which an environment cannot be used, if there is one."""
     try:
-        env_spaces(env)
+        try_env(env)
     except EnvError as error:
         return [str(error)]
     return []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -48,6 +49,35 @@ def not_finite(obs: npt.NDArray[np.floating], reward: float = 0.0) -> str | None
         shown = "NaN" if np.isnan(value) else str(value)
         return f"observation has {shown} at index {broken[0]}"
     return None if np.isfinite(reward) else f"reward is {reward}"
+
+
+def outside_space(obs: Any, space: gym.spaces.Box) -> str | None:
+    """Why an observation does not belong to its space; None if it does.
+
+    Its number type may be another, and bounds are kept up to rounding.
+    """
+    array = np.asarray(obs, np.float32)
+    if array.shape != space.shape:
+        return f"observation has the shape {array.shape} instead of {space.shape}"
+    if error := not_finite(array):
+        return error
+    slack = 1e-5 * np.maximum(1.0, np.abs(array))
+    outside = np.flatnonzero((array < space.low - slack) | (array > space.high + slack))
+    if not len(outside):
+        return None
+    i = outside[0]
+    return (
+        f"observation has {array[i]:g} at index {i}, and its observation_space is from "
+        f"{space.low[i]:g} to {space.high[i]:g} there"
+    )
+
+
+def not_a_number(reward: Any) -> str | None:
+    """Why something cannot be a reward; None if it can."""
+    value = np.asarray(reward)
+    if value.ndim or value.dtype.kind not in "fiub":
+        return f"reward is {one_line(repr(reward))}, not a number"
+    return None if np.isfinite(value) else f"reward is {reward}"
 
 
 def too_many_failures(num_failures: int, limit: int, last: FailedEpisode) -> str:

@@ -14,11 +14,17 @@ from rl_service.config.aliases import resolve_env_id
 from rl_service.config.own_modules import callables_of, import_own
 from rl_service.config.settings import EnvSettings
 from rl_service.config.text import nearest, one_line
+from rl_service.envs.failures import exception_text, not_a_number, outside_space
 from rl_service.envs.quiet import log_mujoco_warnings, without_version_hints
 from rl_service.envs.wrappers import FlatObservation, FreshWorld, is_flat
 from rl_service.errors import EnvError
 
 AnyEnv = gym.Env[Any, Any]
+
+_INTERFACE = (
+    "reset(seed=, options=) must return (observation, info), and step(action) (observation, "
+    "reward, terminated, truncated, info), as in gymnasium 1"
+)
 
 
 def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
@@ -54,6 +60,41 @@ def env_spaces(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
         space = made.observation_space
         assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
         return space, made.action_space
+
+
+def raw_observation_space(env: AnyEnv) -> gym.spaces.Box:
+    """What an environment of `make_env` observes before it is flattened, in float32."""
+    space = env.raw_space if isinstance(env, FlatObservation) else env.observation_space
+    assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
+    return space
+
+
+def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
+    """Resets an environment and takes one step in it, as training will do many times.
+
+    Returns:
+        As `env_spaces`.
+
+    Raises:
+        EnvError: as `make_env`, or if it does not keep to gymnasium's interface or its own spaces.
+    """
+    with closing(make_env(env)) as made:
+        space = made.observation_space
+        assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
+        [action] = ActionSpec.from_space(made.action_space).middle
+        where = "reset(seed=0)"
+        try:
+            obs, _ = made.reset(seed=0)
+            error = outside_space(obs, space)
+            if error is None:
+                where = "its first step"
+                obs, reward, _, _, _ = made.step(action)
+                error = outside_space(obs, space) or not_a_number(reward)
+        except Exception as raised:  # an environment may raise anything
+            error = exception_text(raised)
+        if error is None:
+            return space, made.action_space
+    raise EnvError(f"environment {env.id} cannot be used: {where}: {error}; {_INTERFACE}")
 
 
 def _construct(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:

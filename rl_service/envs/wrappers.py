@@ -12,7 +12,10 @@ from custom_models.spaces import FloatArray, observation_size
 
 
 class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]]):
-    """Flattens Box observations of any shape and number type to one float32 vector (O,)."""
+    """Flattens Box observations of any shape and number type to one float32 vector (O,).
+
+    `raw_space` is the space before, of its own shape and in float32.
+    """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         """Wraps an environment.
@@ -25,9 +28,12 @@ class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]])
         size = observation_size(space)
         assert isinstance(space, gym.spaces.Box)  # observation_size has refused all others
         with np.errstate(over="ignore"):  # float64's largest number stands for "no bound"
-            low = np.broadcast_to(space.low, space.shape).astype(np.float32).reshape(size)
-            high = np.broadcast_to(space.high, space.shape).astype(np.float32).reshape(size)
-        self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
+            low = np.broadcast_to(space.low, space.shape).astype(np.float32)
+            high = np.broadcast_to(space.high, space.shape).astype(np.float32)
+        self.raw_space = gym.spaces.Box(low, high, dtype=np.float32)
+        self.observation_space = gym.spaces.Box(
+            low.reshape(size), high.reshape(size), dtype=np.float32
+        )
 
     def observation(self, observation: npt.NDArray[Any]) -> FloatArray:
         """Returns the observation as float32 (O,)."""

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import env_spaces, make_env, resolve_env_id
+from rl_service.envs import env_spaces, make_env, resolve_env_id, try_env
 from rl_service.errors import EnvError
+from tests.support.environments import ENVIRONMENTS
 
 HERE = __name__
 
@@ -168,6 +169,93 @@ def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(
     message = problem(env_id)
     assert env_id in message
     assert reason in message
+
+
+class FourTupleEnv(GridEnv):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class ObservationAloneEnv(GridEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoSeedEnv(GridEnv):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class RewardEnv(GridEnv):
+    """Pays whatever it is given."""
+
+    def __init__(self, reward: Any) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+class BoundedEnv(GridEnv):
+    """Steps to an observation of all `value`; its space is from -5 to 5."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__(value)
+        self.observation_space = gym.spaces.Box(-5.0, 5.0, (2, 3), np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((2, 3)), {}
+
+
+class ShortEnv(GridEnv):
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return obs[0], *rest
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "problem"),
+    [
+        ("FourTupleEnv", {}, "its first step: ValueError: not enough values to unpack (expected 5"),
+        ("ObservationAloneEnv", {}, "reset(seed=0): observation has the shape (3,) instead of"),
+        ("NoSeedEnv", {}, "reset(seed=0): TypeError: NoSeedEnv.reset() got an unexpected keyword"),
+        ("RewardEnv", {"reward": None}, "its first step: reward is None, not a number"),
+        ("RewardEnv", {"reward": "1.0"}, "its first step: reward is '1.0', not a number"),
+        ("RewardEnv", {"reward": [1.0]}, "its first step: reward is [1.0], not a number"),
+        ("RewardEnv", {"reward": float("nan")}, "its first step: reward is nan"),
+        (
+            "BoundedEnv",
+            {"value": 5.5},
+            "its first step: observation has 5.5 at index 0, and its observation_space is from -5 "
+            "to 5 there",
+        ),
+        ("ShortEnv", {}, "its first step: observation has the shape (3,) instead of (6,)"),
+    ],
+)
+def test_what_fails_in_every_episode_is_one_line_before_the_first(
+    name: str, kwargs: dict[str, Any], problem: str
+) -> None:
+    env = EnvSettings(id=f"{HERE}:{name}", kwargs=kwargs)
+    make_env(env).close()
+    with pytest.raises(EnvError) as caught:
+        try_env(env)
+    message = str(caught.value)
+    assert message.startswith(f"environment {HERE}:{name} cannot be used: {problem}")
+    assert message.endswith("reward, terminated, truncated, info), as in gymnasium 1")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("env_id", [*ENVIRONMENTS, f"{HERE}:BoundedEnv", "MountainCar-v0"])
+def test_environments_that_keep_to_the_interface_may_be_used(env_id: str) -> None:
+    env = EnvSettings(id=env_id)
+    assert try_env(env) == env_spaces(env)
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(0.5), np.array(2.0)])
+def test_any_number_is_a_reward(reward: Any) -> None:
+    try_env(EnvSettings(id=f"{HERE}:RewardEnv", kwargs={"reward": reward}))
 
 
 def test_an_argument_that_the_environment_does_not_take_is_refused() -> None:
