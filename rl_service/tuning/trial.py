@@ -68,7 +68,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         self._num_seeds = num_seeds
         self._members: list[_Member] = []
         self._last: dict[str, Any] | None = None
-        self._contradiction: SettingsError | None = None
+        self._refusal: SettingsError | EnvError | None = None
         self._start(config)
 
     def _start(self, config: Mapping[str, Any]) -> None:
@@ -76,13 +76,11 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         seeds = member_seeds(self._space.base.seed, self._num_seeds)
         try:
             settings = [self._space.settings(values, seed) for seed in seeds]
-        except SettingsError as error:
-            # Told by `step`: what fails before a trial has started is tried again by Tune, and
-            # that it has started is when the driver forbids that.
-            self._contradiction = error
-            return
-        for each in settings:  # one by one, so that `cleanup` closes those that were made
-            self._members.append(_Member(each, self.trial_id))
+            for each in settings:  # one by one, so that `cleanup` closes those that were made
+                self._members.append(_Member(each, self.trial_id))
+        except (SettingsError, EnvError) as error:
+            # Raised by `step`: of what fails in `setup` Tune learns no more than that it did.
+            self._refusal = error
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Takes another configuration in the same process, which spares seconds of imports."""
@@ -95,11 +93,12 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         """Trains every seed until its next score.
 
         Raises:
-            SettingsError: if the values that were drawn contradict each other.
+            EnvError: if the environment cannot be made with the values that were drawn.
+            SettingsError: if they contradict each other.
             TrainingFailedError: if a training cannot go on or has no finite score.
         """
-        if self._contradiction is not None:
-            raise self._contradiction
+        if self._refusal is not None:
+            raise self._refusal
         # A trial that had ended before the experiment was killed comes back as if it had not.
         if self._last is None or not all(member.trainer.is_done for member in self._members):
             rows = [member.train_to_next_score() for member in self._members]
@@ -123,7 +122,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
 
     def cleanup(self) -> None:
         """Ends the trainings."""
-        self._contradiction = None
+        self._refusal = None
         while self._members:
             self._members.pop().close()
 

@@ -9,7 +9,11 @@ import signal
 import warnings
 from collections.abc import Iterator
 
+from ray.tune.experiment import Trial
+
+from rl_service.errors import EnvError, SettingsError, TrainingFailedError, WorkersLostError
 from rl_service.runs import StopRequest
+from rl_service.tuning.watch import exception_of
 
 _SNAPSHOT_PERIOD_S = "5"
 
@@ -28,7 +32,7 @@ def tune_environment() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()})
     try:
-        with warnings.catch_warnings(), _without_errors_of_its_end():
+        with warnings.catch_warnings(), _without_errors_of_its_end(), _failing_for_good():
             # A trial that starts again from a checkpoint reports some steps a second time.
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             # Of PB2's Gaussian process, which has little to go by at first.
@@ -51,6 +55,30 @@ def _without_errors_of_its_end() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _failing_for_good() -> Iterator[None]:
+    """Lets a trial start again only where another try may end in another way.
+
+    Tune tries again whatever an exception says, and asks this method alone.
+    """
+    before = Trial.should_recover
+
+    def should_recover(trial: Trial) -> bool:
+        return before(trial) and not will_recur(exception_of(trial))
+
+    Trial.should_recover = should_recover
+    try:
+        yield
+    finally:
+        Trial.should_recover = before
+
+
+def will_recur(error: BaseException | None) -> bool:
+    """Whether a trial that raised this does so again: its seeds and settings stay the same."""
+    lasts = isinstance(error, SettingsError | EnvError | TrainingFailedError)
+    return lasts and not isinstance(error, WorkersLostError)
 
 
 class Stopping(StopRequest):

@@ -72,7 +72,7 @@ def _status(status: str, result: Mapping[str, Any], *, goes_on: bool) -> TrialSt
 
 def _error(trial: Trial) -> str | None:
     """Why a trial has failed for good."""
-    return _words(trial, _exception(trial)) if trial.status == Trial.ERROR else None
+    return _words(trial, exception_of(trial)) if trial.status == Trial.ERROR else None
 
 
 def _words(trial: Trial, error: BaseException | None) -> str:
@@ -82,7 +82,7 @@ def _words(trial: Trial, error: BaseException | None) -> str:
     return one_line(lines[-1] if lines else type(error).__name__)
 
 
-def _exception(trial: Trial) -> BaseException | None:
+def exception_of(trial: Trial) -> BaseException | None:
     """What the trial's process raised, or a RayActorError if it died; None if unreadable."""
     here = trial.pickled_error_file  # from which Tune copies it to the storage, after a while
     error: Any
@@ -166,8 +166,6 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial has a place."""
-        if not self._space.are_settings(self._space.values(trial.config)):
-            trial.max_failures = 0  # a contradiction stays one
         self._tell(trials)
 
     def on_trial_result(
@@ -188,7 +186,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """A trial failed, or its process died, and it will start again."""
-        error = _exception(trial)
+        error = exception_of(trial)
         died = isinstance(error, RayActorError) and not error.actor_init_failed
         what = "lost its process or node" if died else f"failed ({_words(trial, error)})"
         self._observer.on_message(

@@ -102,7 +102,7 @@ def iterations(experiment: str) -> dict[str, list[dict[str, Any]]]:
 
 
 class NaNReturns(gym.Env[Any, Any]):
-    """Episodes of three steps whose return is NaN where the kwargs ask for it."""
+    """Episodes of three steps whose last two pay NaN where the kwargs ask for it."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
     action_space = gym.spaces.Discrete(2)
@@ -118,7 +118,8 @@ class NaNReturns(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        return self.observation_space.sample(), self._reward, self._steps == 3, False, {}
+        reward = 1.0 if self._steps == 1 else self._reward
+        return self.observation_space.sample(), reward, self._steps == 3, False, {}
 
 
 def start_command(*arguments: str, cwd: Path, ray_address: str = "") -> subprocess.Popen[str]:

@@ -128,6 +128,7 @@ USES_RAY = (
     "rl_service.tuning.resources",
     "rl_service.tuning.search",
     "rl_service.tuning.trial",
+    "rl_service.tuning.tune_process",
     "rl_service.tuning.watch",
     "rl_service.probes",
     "rl_service.ray_session",

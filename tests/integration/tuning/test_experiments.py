@@ -43,20 +43,20 @@ def test_the_best_of_several_seeds_and_trials_is_registered(tmp_path: Path) -> N
     assert report.splitlines()[1].startswith(f"{result.best_trial},finished,")
 
 
-def test_trials_without_a_finite_score_fail_and_never_win(tmp_path: Path) -> None:
+def test_trials_without_a_finite_score_fail_at_once_and_never_win(tmp_path: Path) -> None:
     kwargs = {"choice": [{"broken": True}, {"broken": False}]}
     plan = small_plan(
         tmp_path,
         settings={"env": {"id": "tests.support.tuning:NaNReturns", "max_episode_steps": None}},
         search_space={"env.kwargs": kwargs},
         points_to_evaluate=[{"env.kwargs": {"broken": broken}} for broken in (True, False)],
-        max_failures=0,
     )
     watcher = Watcher()
     result = run_plan(plan, str(tmp_path / "runs"), watcher)
     assert (result.trials, result.failed, result.best_score) == (2, 1, 3.0)
     [failed] = [trial for trial in watcher.trials if trial.status == "failed"]
     assert failed.values == {"env.kwargs": {"broken": True}}
+    assert failed.num_failures == 1  # it would do the same again
     assert failed.error is not None
     assert "reward is nan" in failed.error
     assert f"trial {failed.trial_id} failed: {failed.error}" in watcher.messages

@@ -204,7 +204,7 @@ def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:
         "kwargs": {"broken": True},
         "max_episode_steps": None,
     }
-    plan = small_plan(tmp_path, settings={"env": env}, max_failures=0)
+    plan = small_plan(tmp_path, settings={"env": env})
     with pytest.raises(
         TuningError, match=r"none of 2 trials left a policy \(.*reward is nan.*results.csv"
     ):
