@@ -74,7 +74,7 @@ class BestPolicy:
         write_bundle(
             self.path,
             net=policy.net,
-            observation_space=policy.observation_space,
+            observation_space=self._algo.config.raw_observation_space,
             action_space=policy.action_space,
             env=settings.env,
             normalizer=self._algo.observation_normalizer(),

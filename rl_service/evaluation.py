@@ -21,7 +21,7 @@ from custom_models.history import RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.envs.failures import exception_text, failure_text, not_finite
-from rl_service.envs.make import make_env
+from rl_service.envs.make import make_env, raw_observation_space
 from rl_service.errors import EnvError, SettingsError
 from rl_service.policies.runner import PolicyRunner
 from rl_service.video import AddFrame, make_drawable_env, mp4_video
@@ -119,8 +119,8 @@ def _make_envs(
 
 def _check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> None:
     """Raises EnvError if the policy was trained for other spaces."""
-    shape = env.observation_space.shape
-    if shape != runner.observation_shape:
+    shape = raw_observation_space(env).shape
+    if runner.observation_shape not in (shape, env.observation_space.shape):
         raise EnvError(
             f"environment {env_id} has observations of shape {shape} but the policy reads "
             f"{runner.observation_shape}; evaluate it in the environment it was trained in"
@@ -169,9 +169,10 @@ class _Episodes:
         while self._obs:
             running = list(self._obs)
             obs = np.stack([self._obs[index] for index in running])  # (B, O)
-            seen = self._history.observed(obs.reshape(len(obs), -1), running)
+            seen = self._history.observed(obs, running)
+            raw = obs.reshape(len(obs), *runner.observation_shape)
             actions = runner.act(
-                obs, deterministic=deterministic, generator=generator, history=seen
+                raw, deterministic=deterministic, generator=generator, history=seen
             )
             self._history.acted(actions.actions, running)
             for index, action in zip(running, actions.env_actions, strict=True):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+from gymnasium.spaces import Box
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.registry import _global_registry, register_env
 
 from custom_models.registry import register_models
 from rl_service.config.settings import Settings
-from rl_service.envs import env_spaces
+from rl_service.envs.make import make_env, raw_observation_space
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
 
 if TYPE_CHECKING:
@@ -20,11 +22,15 @@ ENV_NAME = "rl_service"
 
 
 class OnPolicyConfig(AlgorithmConfig):  # type: ignore[misc]
-    """RLlib's config with the service's settings inside (`settings`)."""
+    """RLlib's config with the service's settings inside (`settings`).
+
+    `raw_observation_space` is the env's own, which bundles describe; RLlib sees a flat one.
+    """
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.settings: Settings | None = None
+        self.raw_observation_space: Box | None = None
 
 
 def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnPolicyConfig:
@@ -36,10 +42,12 @@ def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnP
     _global_registry._prefix = None  # it remembers the first job of a process, which may have more
     register_models()
     register_env(ENV_NAME, create_env)
-    observation_space, action_space = env_spaces(settings.env)
     resources, algorithm = settings.resources, settings.algorithm
     config = OnPolicyConfig(algo_class=algo_class)
     config.settings = settings
+    with closing(make_env(settings.env)) as env:
+        observation_space, action_space = env.observation_space, env.action_space
+        config.raw_observation_space = raw_observation_space(env)
     config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
     config.framework("torch")
     config.environment(

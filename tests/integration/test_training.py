@@ -14,11 +14,13 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.critic import Chunks
 from rl_service.algorithms.registry import build_algorithm
+from rl_service.best_policy import BestPolicy
 from rl_service.config.settings import (
     ResourceSettings,
 )
 from rl_service.envs.episodes import episode_seed
 from rl_service.errors import CheckpointError, TrainingFailedError
+from rl_service.evaluation import evaluate
 from rl_service.policies import load_bundle
 from rl_service.runs import Run
 from rl_service.training import train
@@ -172,12 +174,18 @@ class Grid(gym.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
-def test_observations_and_actions_of_any_shape_are_flattened(
-    model: ModelConfig, build: Any
+def test_observations_and_actions_of_any_shape_are_flattened_for_the_nets_alone(
+    model: ModelConfig, build: Any, tmp_path: Path
 ) -> None:
-    algorithm = build(small_settings(model, env=f"{__name__}:Grid"))
+    settings = small_settings(model, env=f"{__name__}:Grid")
+    algorithm = build(settings)
     algorithm.train()
     assert algorithm.env_steps == 128
+    BestPolicy(tmp_path / "bundle", "run", algorithm).keep_any()
+    policy = load_bundle(tmp_path / "bundle")
+    actions = policy.act(np.zeros((5, 2, 3)), deterministic=True).env_actions
+    assert actions.shape == (5, 2, 2)
+    assert evaluate(policy, settings.env, num_episodes=2, seed=0).lengths.tolist() == [50, 50]
 
 
 class Breaking(gym.Env[Any, Any]):
