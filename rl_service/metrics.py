@@ -53,7 +53,11 @@ METRICS: dict[str, Metric] = {
     "step_accepted": Metric("0 or 1", "whether it took one; if not, the policy was kept"),
     "cg_residual": Metric("1", "what conjugate gradient left over, relative to the gradient"),
     "kl_coeff": Metric("1", "weight of the KL penalty in the iteration"),
-    "env_steps_per_s": Metric("env steps/s", "steps of the iteration by its duration"),
+    "env_steps_per_s": Metric(
+        "env steps/s",
+        "steps of the iteration by its duration, or by sample_time_s if that is longer: those of "
+        "the last iteration were sampled before it",
+    ),
     "sample_time_s": Metric(
         "s", "time that sampling the batch took; workers sample while the critic learns"
     ),

@@ -110,7 +110,8 @@ class Trainer:
             "num_env_steps_sampled_lifetime": steps,
             **self._episode_metrics(),
             **learned,
-            "env_steps_per_s": (steps - steps_before) / elapsed,
+            # The steps of the last iteration were sampled while the one before it learnt.
+            "env_steps_per_s": (steps - steps_before) / max(elapsed, learned["sample_time_s"]),
             "iteration_time_s": elapsed,
             "time_total_s": self.progress.time_total_s,
             "num_failed_episodes": self.algo.num_failed_episodes,

@@ -16,6 +16,13 @@ def figure(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
+def speed(steps_per_s: float | None) -> str:
+    """`1234.5` becomes `1,235`; of slow environments two digits count: `0.42`."""
+    if steps_per_s is None or steps_per_s >= 10.0:
+        return figure(steps_per_s)
+    return f"{steps_per_s:.2g}"
+
+
 def mean_std(mean: float | None, std: float | None) -> str:
     """`123.4 ± 5.6`."""
     return figure(mean, 1) if std is None else f"{figure(mean, 1)} ± {figure(std, 1)}"

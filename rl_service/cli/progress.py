@@ -22,6 +22,7 @@ from rl_service.cli.figures import (
     figure,
     short_path,
     sparkline,
+    speed,
 )
 from rl_service.cli.pace import Pace
 from rl_service.cli.summary import print_summary
@@ -79,7 +80,7 @@ class PlainProgress:
             f"{figure(row.get('num_env_steps_sampled_lifetime')):>13}"
             f"{figure(row.get('episode_return_mean'), 1):>10}"
             f"{figure(row.get('episode_len_mean')):>9}"
-            f"{figure(row.get('env_steps_per_s')):>9}"
+            f"{speed(row.get('env_steps_per_s')):>9}"
             f"{duration(seconds_left):>7}"
         )
 
@@ -240,7 +241,7 @@ class _View:
             ("  steps  ", "dim"),
             f"{figure(self._row.get('num_env_steps_sampled_lifetime')):>9}",
             ("   ", ""),
-            f"{figure(self._row.get('env_steps_per_s'))}",
+            f"{speed(self._row.get('env_steps_per_s'))}",
             (" steps/s", "dim"),
         )
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_service.cli.figures import figure, mean_std, short_path
+from rl_service.cli.figures import mean_std, short_path, speed
 from rl_service.runs import TrainResult
 
 
@@ -33,7 +33,7 @@ def _headline(result: TrainResult) -> str:
     done = f"{result.iterations:,} iterations, {result.env_steps:,} env steps"
     if result.status == "stopped":
         return f"Stopped on request after {done}; a checkpoint is saved."
-    return f"Finished: {done} at {figure(result.env_steps_per_s)} steps/s."
+    return f"Finished: {done} at {speed(result.env_steps_per_s)} steps/s."
 
 
 def _evaluation_table(result: TrainResult) -> Table:

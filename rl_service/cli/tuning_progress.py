@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_service.cli.console import can_move_cursor, until_closed
-from rl_service.cli.figures import duration, figure
+from rl_service.cli.figures import duration, figure, speed
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult
 from rl_service.tuning.report import ranked
@@ -194,7 +194,7 @@ def _table(trials: Sequence[TrialView]) -> Table:
             trial.trial_id,
             trial.status,
             figure(trial.env_steps),
-            figure(trial.env_steps_per_s),
+            speed(trial.env_steps_per_s),
             figure(trial.score, 1),
             figure(trial.best_score, 1),
             *(_shown(trial.values.get(key)) for key in keys),

@@ -135,7 +135,7 @@ def test_a_worker_that_stands_still_is_replaced(build: Any, tmp_path: Path) -> N
     assert len(worker_pids()) == 2
 
 
-def test_slow_environments_are_no_hung_workers() -> None:
+def test_slow_environments_are_no_hung_workers_and_no_row_is_faster_than_they_are() -> None:
     settings = settings_of(worker_timeout_s=1.0, num_envs_per_env_runner=8)
     changes = {
         "env": EnvSettings(id="tests.support.faulty_envs:Slow", max_episode_steps=50),
@@ -149,6 +149,8 @@ def test_slow_environments_are_no_hung_workers() -> None:
         trainer.close()
     assert (messages, rows[-1]["num_worker_restarts"]) == ([], 0)
     assert rows[-1]["num_env_steps_sampled_lifetime"] == 2 * 128
+    fastest = 2 / faulty_envs.SLOW_STEP_S  # of two workers, which step one env at a time
+    assert all(row["env_steps_per_s"] <= fastest for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cli.figures import duration, evaluation_return, figure, short_path, sparkline
+from rl_service.cli.figures import duration, evaluation_return, figure, short_path, sparkline, speed
 
 
 def test_large_numbers_are_grouped_and_unknown_ones_are_a_dash() -> None:
     assert figure(307200) == "307,200"
     assert figure(-12.345, 1) == "-12.3"
     assert figure(None) == "–"
+
+
+def test_the_speed_of_slow_environments_is_not_0() -> None:
+    assert [speed(s) for s in (1903.2, 12.4, 4.26, 0.42, 0.0, None)] == [
+        "1,903",
+        "12",
+        "4.3",
+        "0.42",
+        "0",
+        "–",
+    ]
 
 
 @pytest.mark.parametrize(
