@@ -58,6 +58,7 @@ class Trainer:
         if self.algo.fleet is not None:
             self.algo.fleet.on_message = on_message
         self.progress = Progress()
+        self._told_of_length = False
         self._scaling = self._build_scaling()
 
     def _build_scaling(self) -> Scaling | None:
@@ -146,6 +147,7 @@ class Trainer:
         returns, lengths = self.progress.recent_returns, self.progress.recent_lengths
         returns += [episode.episode_reward for episode in episodes]
         lengths += [episode.episode_length for episode in episodes]
+        self._tell_of_length(max((episode.episode_length for episode in episodes), default=0))
         del returns[:-RETURN_WINDOW], lengths[:-RETURN_WINDOW]
         return {
             "num_episodes": len(episodes),
@@ -154,6 +156,18 @@ class Trainer:
             "episode_return_max": max(returns) if returns else None,
             "episode_len_mean": float(np.mean(lengths)) if lengths else None,
         }
+
+    def _tell_of_length(self, longest: int) -> None:
+        """Says once that a critic cannot tell apart the last steps of an episode."""
+        critic = self.settings.model.gpt2_settings
+        if critic is None or not 1 < critic.max_timesteps < longest or self._told_of_length:
+            return
+        self._told_of_length = True
+        self._on_message(
+            f"an episode lasted {longest:,} env steps, and to the critic all steps from "
+            f"max_timesteps={critic.max_timesteps:,} on are the same moment; start a run with "
+            f"max_timesteps={longest}, or with 1, which leaves time out"
+        )
 
     @property
     def evaluation_is_due(self) -> bool:

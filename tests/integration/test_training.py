@@ -23,6 +23,7 @@ from rl_service.errors import CheckpointError, TrainingFailedError
 from rl_service.evaluation import evaluate
 from rl_service.policies import load_bundle
 from rl_service.runs import Run
+from rl_service.trainer import Trainer
 from rl_service.training import train
 from tests.support.environments import ENVIRONMENTS
 from tests.support.recorder import Recorder
@@ -216,6 +217,26 @@ def test_an_environment_that_always_raises_fails_the_run_with_its_own_words(
     )
     with pytest.raises(TrainingFailedError, match=match):
         train(settings, observer=Recorder(), run=Run.create(settings, command=[]))
+
+
+@pytest.mark.parametrize(("max_timesteps", "is_told"), [(49, True), (50, False), (1, False)])
+def test_episodes_beyond_the_timesteps_of_the_critic_are_told_once(
+    max_timesteps: int, is_told: bool
+) -> None:
+    model = GPT2.model_copy(update={"max_timesteps": max_timesteps})
+    messages: list[str] = []
+    trainer = Trainer(small_settings(model), messages.append)  # episodes of 50 steps
+    try:
+        for _ in range(2):
+            trainer.iterate()
+    finally:
+        trainer.close()
+    assert len(messages) == is_told
+    assert all(
+        text.startswith("an episode lasted 50 env steps")
+        and "start a run with max_timesteps=50, or with 1" in text
+        for text in messages
+    )
 
 
 def test_the_documented_example_environment_is_solved(tmp_path: Path) -> None:
