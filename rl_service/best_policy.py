@@ -40,6 +40,7 @@ class BestPolicy:
             "episode_return_mean": result.mean,
             "episode_return_std": result.std,
             "num_episodes": len(result.returns),
+            "num_unfinished_episodes": len(result.unfinished),
         }
         return self._keep(result.mean, summary, "evaluation")
 

@@ -6,7 +6,8 @@ distribution, and returns are those of the environment itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from custom_models.history import RunningHistory
 from custom_models.spaces import ActionSpec
-from rl_service.config.settings import EnvSettings
+from rl_service.config.settings import MAX_EVALUATED_STEPS, EnvSettings
 from rl_service.envs.failures import exception_text, failure_text, not_finite
 from rl_service.envs.make import make_env, raw_observation_space
 from rl_service.errors import EnvError, SettingsError
@@ -28,6 +29,8 @@ from rl_service.video import AddFrame, make_drawable_env, mp4_video
 
 NUM_PARALLEL_ENVS = 16
 """Episodes that run side by side; enough that a forward pass costs little per step."""
+_FIRST_REPORT_S = 10.0
+"""Later ones come after twice the time each."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class EvaluationResult:
     """(N,)"""
     lengths: npt.NDArray[np.int64]
     """(N,) env steps."""
+    unfinished: frozenset[int] = frozenset()
+    """Numbers of the episodes that were cut off at `max_episode_steps`."""
 
     @property
     def mean(self) -> float:
@@ -64,6 +69,21 @@ class EvaluationResult:
         means: npt.NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
         return means
 
+    def cut_off_text(self, max_episode_steps: int, setting: str) -> str | None:
+        """What to say of unfinished episodes, in one line; None if there are none.
+
+        Args:
+            max_episode_steps: of the evaluation.
+            setting: what the user raises it with.
+        """
+        if not self.unfinished:
+            return None
+        return (
+            f"{len(self.unfinished)} of {len(self.returns)} evaluated episodes had not ended after "
+            f"{max_episode_steps:,} env steps and were cut off; they count with their return up to "
+            f"there (raise {setting} if they need more)"
+        )
+
 
 def evaluate(
     runner: PolicyRunner,
@@ -73,6 +93,8 @@ def evaluate(
     seed: int,
     deterministic: bool = True,
     video: Path | None = None,
+    max_episode_steps: int = MAX_EVALUATED_STEPS,
+    on_message: Callable[[str], None] = lambda _: None,
 ) -> EvaluationResult:
     """Plays `num_episodes` episodes; episode i starts from seed + i.
 
@@ -83,6 +105,8 @@ def evaluate(
         seed: At least 0; also seeds the samples of a stochastic policy.
         deterministic: Take the mode of the action distribution instead of a sample.
         video: An mp4 file for episode 0.
+        max_episode_steps: An episode that is still running after as many env steps is cut off.
+        on_message: Gets a line now and then that says how far a long evaluation is.
 
     Raises:
         EnvError: if the environment cannot be made, read by this policy, or drawn, or if it
@@ -101,8 +125,10 @@ def evaluate(
         _check_spaces(runner, envs[0], env.id)
         add_frame = _no_frame if video is None else stack.enter_context(mp4_video(video, envs[0]))
         history = RunningHistory(len(envs), runner.actor.context_length, runner.action_spec)
-        episodes = _Episodes(envs, env.id, history, num_episodes, seed, add_frame)
-        return episodes.play(runner, deterministic, generator)
+        episodes = _Episodes(
+            envs, env.id, history, num_episodes, seed, max_episode_steps, add_frame
+        )
+        return episodes.play(runner, deterministic, generator, on_message)
 
 
 def _make_envs(
@@ -148,22 +174,31 @@ class _Episodes:
         history: RunningHistory,
         num_episodes: int,
         seed: int,
+        max_episode_steps: int,
         add_frame: AddFrame,
     ) -> None:
         self._envs = envs
         self._env_id = env_id
         self._history = history
         self._seed = seed
+        self._max_episode_steps = max_episode_steps
         self._add_frame = add_frame
         self._waiting: Iterator[int] = iter(range(num_episodes))
         self._returns = np.zeros(num_episodes, np.float64)
         self._lengths = np.zeros(num_episodes, np.int64)
+        self._unfinished: set[int] = set()
+        self._num_done = 0
         self._obs: dict[int, Any] = {}  # env index -> last observation, of envs still at work
         self._episodes: dict[int, int] = {}  # env index -> episode
 
     def play(
-        self, runner: PolicyRunner, deterministic: bool, generator: torch.Generator
+        self,
+        runner: PolicyRunner,
+        deterministic: bool,
+        generator: torch.Generator,
+        on_message: Callable[[str], None],
     ) -> EvaluationResult:
+        started, report_at_s = time.monotonic(), _FIRST_REPORT_S
         for index in range(len(self._envs)):
             self._begin(index)
         while self._obs:
@@ -177,7 +212,16 @@ class _Episodes:
             self._history.acted(actions.actions, running)
             for index, action in zip(running, actions.env_actions, strict=True):
                 self._step(index, action)
-        return EvaluationResult(self._returns, self._lengths)
+            if time.monotonic() - started > report_at_s:
+                on_message(self._report())
+                report_at_s *= 2
+        return EvaluationResult(self._returns, self._lengths, frozenset(self._unfinished))
+
+    def _report(self) -> str:
+        return (
+            f"evaluating: {self._num_done} of {len(self._lengths)} episodes done, "
+            f"{self._lengths.sum():,} env steps so far"
+        )
 
     def _begin(self, index: int) -> None:
         """Starts the next waiting episode in an env, or retires the env."""
@@ -210,7 +254,12 @@ class _Episodes:
         self._obs[index] = obs
         self._returns[episode] += float(reward)
         self._draw(index)
-        if terminated or truncated:
+        is_over = terminated or truncated
+        if not is_over and self._lengths[episode] >= self._max_episode_steps:
+            self._unfinished.add(episode)
+            is_over = True
+        if is_over:
+            self._num_done += 1
             self._begin(index)
 
     def _failure(self, episode: int, error: str) -> EnvError:

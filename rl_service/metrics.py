@@ -83,6 +83,9 @@ METRICS: dict[str, Metric] = {
     "evaluation/episode_return_mean": Metric("reward", "mean return, deterministic policy"),
     "evaluation/episode_return_std": Metric("reward", "standard deviation of these returns"),
     "evaluation/episode_len_mean": Metric("env steps", "mean length of these episodes"),
+    "evaluation/num_unfinished_episodes": Metric(
+        "episodes", "those of them that were cut off at evaluation.max_episode_steps"
+    ),
 }
 
 NUMERIC = frozenset(key for key, metric in METRICS.items() if metric.unit != TEXT)

@@ -189,6 +189,8 @@ class Trainer:
             self.settings.env,
             num_episodes=self.settings.evaluation.num_episodes,
             seed=self.settings.seed + EVALUATION_SEED_OFFSET,
+            max_episode_steps=self.settings.evaluation.max_episode_steps,
+            on_message=self._on_message,
         )
 
     def save(self, folder: Path) -> None:
@@ -221,4 +223,5 @@ def evaluation_row(result: EvaluationResult) -> dict[str, float]:
         "evaluation/episode_return_mean": result.mean,
         "evaluation/episode_return_std": result.std,
         "evaluation/episode_len_mean": float(result.lengths.mean()),
+        "evaluation/num_unfinished_episodes": len(result.unfinished),
     }

@@ -20,6 +20,8 @@ from rl_service.runs.signals import interruptible
 from rl_service.tracking import RunStatus, Tracker, build_trackers
 from rl_service.trainer import Trainer, evaluation_row
 
+_EVALUATED = "evaluation/episode_return_mean"
+
 
 def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainResult:
     """Trains until a stop criterion is met or a signal asks to stop.
@@ -27,7 +29,9 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
     Goes on from the run's latest checkpoint if there is one.
 
     Before the first iteration a signal interrupts at once (`KeyboardInterrupt`): there is nothing
-    to save yet. After the last one it ends the final evaluation alone; the run is finished.
+    to save yet. In an iteration it waits for its end, and in an evaluation it ends that: the
+    iteration is saved before, and a resumed run evaluates it again. After the last one it ends the
+    final evaluation alone; the run is finished.
 
     Args:
         settings: of the run; what a resumed run changes is written to its `config.yaml`.
@@ -68,6 +72,7 @@ class _Training:
         self.best = BestPolicy(run.bundle_path, run.run_id, trainer.algo)
         self.saved_at: int | None = None  # iteration of the newest checkpoint
         self.trackers: list[Tracker] = []
+        self._told: set[str] = set()  # of episodes that evaluations have cut off
 
     def restore(self, checkpoint: Path) -> None:
         """Goes on from a checkpoint."""
@@ -83,7 +88,7 @@ class _Training:
         )
         status: RunStatus = "failed"
         try:
-            with StopRequest() as stop:
+            with StopRequest(self._tell_of_stop) as stop:
                 self._iterate(stop)
             ended: Literal["finished", "stopped"] = (
                 "finished" if self.trainer.is_done else "stopped"
@@ -103,17 +108,21 @@ class _Training:
         total = self.settings.total_env_steps
         return None if total is None else -(-total // self.settings.algorithm.train_batch_size)
 
+    def _tell_of_stop(self) -> None:
+        self.observer.on_message(
+            "stopping when this iteration is done and saved; Ctrl-C again ends the run at once"
+        )
+
     def _iterate(self, stop: StopRequest) -> None:
-        interval = self.settings.tracking.checkpoint_interval
+        self._make_up_for_evaluation(stop)
         while not stop.requested and not self.trainer.is_done:
             row = self._iterate_once()
             self.observer.on_iteration(row)
-            evaluated = self._evaluate_if_due()
-            self.run.append_progress(row | evaluated)
-            for tracker in self.trackers:
-                tracker.log(row | evaluated, self.trainer.algo.env_steps)
-            if self.saved_at is None or self.trainer.iteration % interval == 0:
+            self.run.append_progress(row)
+            self._track(row)
+            if self._checkpoint_is_due:
                 self._checkpoint()
+            self._evaluate_if_due(stop)
         if self.saved_at != self.trainer.iteration:
             self._checkpoint()
         if self.trainer.iteration > 0:
@@ -128,39 +137,78 @@ class _Training:
                 self._checkpoint()
             raise
 
-    def _evaluate_if_due(self) -> dict[str, float]:
+    @property
+    def _checkpoint_is_due(self) -> bool:
+        """Every n iterations, and before each evaluation: that may take long, or never end."""
+        interval = self.settings.tracking.checkpoint_interval
+        is_due = self.trainer.evaluation_is_due or self.trainer.iteration % interval == 0
+        return is_due or self.saved_at is None
+
+    def _track(self, row: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.log(row, self.trainer.algo.env_steps)
+
+    def _make_up_for_evaluation(self, stop: StopRequest) -> None:
+        """Makes the evaluation before which, or in which, the run was stopped or killed."""
+        rows = self.run.read_progress()
+        if not rows or rows[-1]["training_iteration"] != self.trainer.iteration:
+            return
+        if self.trainer.evaluation_is_due and _EVALUATED not in rows[-1]:
+            self._evaluate_if_due(stop)
+
+    def _evaluate_if_due(self, stop: StopRequest) -> None:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""
         if self.settings.evaluation.interval == 0:
             self.best.keep_if_better_in_training(self.trainer.progress.return_mean)
-            return {}
-        if not self.trainer.evaluation_is_due:
-            return {}
+        if not self.trainer.evaluation_is_due or stop.requested:
+            return
         try:
-            result = self.trainer.evaluate()
+            with stop.at_once():
+                result = self.trainer.evaluate()
         except EnvError as error:
             self.observer.on_message(
                 f"the evaluation at iteration {self.trainer.iteration} has no score, so its "
                 f"policy is not kept: {error}"
             )
-            return {}
-        row = evaluation_row(result)
-        self.observer.on_evaluation({"training_iteration": self.trainer.iteration, **row})
+            return
+        except KeyboardInterrupt:
+            self.observer.on_message("the evaluation was stopped; a resumed run makes it again")
+            return
+        self._tell_of_cuts(result)
         self.best.keep_if_better(result)
-        return row
+        row = evaluation_row(result)
+        self.run.complete_progress(row)  # from here on it is not made again
+        self._track(row)
+        self.observer.on_evaluation({"training_iteration": self.trainer.iteration, **row})
+
+    def _tell_of_cuts(self, result: EvaluationResult) -> None:
+        limit = self.settings.evaluation.max_episode_steps
+        text = result.cut_off_text(limit, "evaluation.max_episode_steps")
+        if text is not None and text not in self._told:
+            self._told.add(text)
+            self.observer.on_message(text)
 
     def _checkpoint(self) -> None:
         self.run.checkpoints.save(self.trainer.iteration, self.trainer.save)
         self.saved_at = self.trainer.iteration
 
     def _final_evaluation(self) -> EvaluationResult | None:
-        """Plays the best policy's final episodes; None if Ctrl-C or their environment ends them."""
+        """Plays the best policy's final episodes.
+
+        None if there are none to play, or Ctrl-C or their environment ends them.
+        """
+        settings = self.settings.evaluation
+        if settings.final_num_episodes == 0:
+            return None
         try:
             with interruptible():
-                return evaluate(
+                result = evaluate(
                     load_bundle(self.run.bundle_path),
                     self.settings.env,
-                    num_episodes=self.settings.evaluation.final_num_episodes,
+                    num_episodes=settings.final_num_episodes,
                     seed=self.settings.seed,
+                    max_episode_steps=settings.max_episode_steps,
+                    on_message=self.observer.on_message,
                 )
         except KeyboardInterrupt:
             self.observer.on_message("the final evaluation was interrupted; the run is finished")
@@ -168,6 +216,8 @@ class _Training:
         except EnvError as error:
             self.observer.on_message(f"the run is finished, without a final score: {error}")
             return None
+        self._tell_of_cuts(result)
+        return result
 
     def _register(self) -> PolicyVersion | None:
         """Puts the best policy into the registry and the trackers; None if it is not there."""

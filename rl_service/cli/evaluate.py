@@ -29,6 +29,9 @@ def evaluate(
     running_rew_len: Annotated[
         int, typer.Option("--running-rew-len", help="Episodes in the running mean of returns.")
     ] = 50,
+    max_episode_steps: Annotated[
+        int, typer.Option(help="Cut off an episode that is still running after as many env steps.")
+    ] = 10_000,
     video: Annotated[
         Path | None, typer.Option(metavar="FILE.mp4", help="Write a video of the first episode.")
     ] = None,
@@ -38,13 +41,23 @@ def evaluate(
 ) -> None:
     """Play episodes with a trained policy, always its most likely action."""
     folder = _one_policy(policy, file_path)
-    _check_counts(num_episodes, seed, running_rew_len)
+    _check_counts(num_episodes, seed, running_rew_len, max_episode_steps)
     from rl_service.evaluation import evaluate as play
     from rl_service.policies import load_bundle
 
     runner = load_bundle(folder)
-    result = play(runner, runner.spec.env, num_episodes=num_episodes, seed=seed, video=video)
+    result = play(
+        runner,
+        runner.spec.env,
+        num_episodes=num_episodes,
+        seed=seed,
+        video=video,
+        max_episode_steps=max_episode_steps,
+        on_message=lambda text: typer.echo(text, err=True),
+    )
     _print_table(result, seed, running_rew_len)
+    if cuts := result.cut_off_text(max_episode_steps, "--max-episode-steps"):
+        typer.echo(cuts)
     if video is not None:
         typer.echo(f"video: {video}")
     if as_json:
@@ -60,9 +73,16 @@ def _one_policy(policy: str | None, file_path: str | None) -> Path:
     return find_policy(reference)  # before torch is loaded, which takes seconds
 
 
-def _check_counts(num_episodes: int, seed: int, running_rew_len: int) -> None:
-    lowest = {"--num-episodes": 1, "--seed": 0, "--running-rew-len": 1}
-    values = (num_episodes, seed, running_rew_len)
+def _check_counts(
+    num_episodes: int, seed: int, running_rew_len: int, max_episode_steps: int
+) -> None:
+    lowest = {
+        "--num-episodes": 1,
+        "--seed": 0,
+        "--running-rew-len": 1,
+        "--max-episode-steps": 1,
+    }
+    values = (num_episodes, seed, running_rew_len, max_episode_steps)
     problems = [
         f"{flag}={value} is too small; give at least {least}"
         for (flag, least), value in zip(lowest.items(), values, strict=True)
@@ -84,7 +104,8 @@ def _print_table(result: EvaluationResult, seed: int, running_rew_len: int) -> N
         table.add_column(heading, justify="right")
     running = result.running_mean(running_rew_len)
     for i, (episode_return, length) in enumerate(zip(result.returns, result.lengths, strict=True)):
-        row = (i, seed + i, f"{episode_return:.2f}", length, f"{running[i]:.2f}")
+        cut = "+" if i in result.unfinished else ""  # it would have lasted longer
+        row = (i, seed + i, f"{episode_return:.2f}", f"{length}{cut}", f"{running[i]:.2f}")
         table.add_row(*map(str, row))
     Console().print(table)
     typer.echo(_statistics(result))
@@ -109,5 +130,6 @@ def _summary(
         "episodes": len(result.returns),
         "episode_return_mean": result.mean,
         "episode_return_std": result.std,
+        "unfinished_episodes": len(result.unfinished),
         "policy": str(folder),
     }

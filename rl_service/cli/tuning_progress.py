@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_service.cli.console import can_move_cursor, until_closed
-from rl_service.cli.figures import duration, figure, speed
+from rl_service.cli.figures import duration, figure, mean_std, speed
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult
 from rl_service.tuning.report import ranked
@@ -141,10 +141,12 @@ def print_tuning_summary(console: Console, result: TuneResult) -> None:
     if result.status == "stopped":
         line(f"Stopped. Go on with: rl-service tune --resume {result.experiment}")
         return
+    played = f"; its best policy on {result.episodes} fresh episodes: " + mean_std(
+        result.episode_return_mean, result.episode_return_std
+    )
     line(
-        f"Best: trial {result.best_trial}, score {figure(result.best_score, 1)}; its best policy "
-        f"on {result.episodes} fresh episodes: {figure(result.episode_return_mean, 1)} ± "
-        f"{figure(result.episode_return_std, 1)}"
+        f"Best: trial {result.best_trial}, score {figure(result.best_score, 1)}"
+        f"{played if result.episodes else ''}"
     )
     for key, value in (result.best_values or {}).items():
         line(f"  {key}: {_shown(value)}")

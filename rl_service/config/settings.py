@@ -80,13 +80,21 @@ class StopSettings(Group):
     """Limit of `time_total_s`: the time of iterations alone, without evaluations."""
 
 
+MAX_EVALUATED_STEPS = 10_000
+"""Env steps that an episode of an evaluation may take unless the settings say another number."""
+
+
 class EvaluationSettings(Group):
     interval: NonNegativeInt = 5
     """Iterations between evaluations; the best policy is chosen by them. 0: none, and the best
     is chosen by the training return."""
     num_episodes: PositiveInt = 10
-    final_num_episodes: PositiveInt = 20
-    """Episodes that the best policy plays at the end of a run; episode i starts from seed + i."""
+    final_num_episodes: NonNegativeInt = 20
+    """Episodes that the best policy plays at the end of a run; episode i starts from seed + i.
+    0: none."""
+    max_episode_steps: PositiveInt = MAX_EVALUATED_STEPS
+    """An episode that is still running after as many env steps is cut off, and reported. Not a
+    time limit of the environment: that is `env.max_episode_steps`."""
 
 
 class TrackingSettings(Group):

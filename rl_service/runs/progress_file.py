@@ -27,8 +27,7 @@ class ProgressFile:
             OutputError: if the disk is full; the file then is as before.
             ValueError: if a key is not listed in `rl_service.metrics`.
         """
-        check_row(row)
-        line = json.dumps(json_row(row), allow_nan=False) + "\n"
+        line = _line(row)
         with output_errors(self.path):
             size_bytes = self._whole_bytes()
             try:
@@ -38,6 +37,18 @@ class ProgressFile:
             except OSError:
                 os.truncate(self.path, size_bytes)
                 raise
+
+    def complete(self, row: Mapping[str, Any]) -> None:
+        """Adds keys to the last row.
+
+        Raises:
+            OutputError: if the disk is full; the file then is as before.
+            ValueError: if a key is not listed in `rl_service.metrics`.
+        """
+        *_, last = self.read()
+        whole = self.path.read_bytes()[: self._whole_bytes()]
+        before = whole[: whole.rfind(b"\n", 0, -1) + 1].decode()
+        write_atomic(self.path, before + _line({**last, **row}))
 
     def read(self) -> list[dict[str, Any]]:
         """All whole rows, oldest first; none if there is no file yet.
@@ -69,3 +80,8 @@ class ProgressFile:
     def _whole_bytes(self) -> int:
         """Size of the file up to its last line end."""
         return self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    check_row(row)
+    return json.dumps(json_row(row), allow_nan=False) + "\n"

@@ -148,6 +148,10 @@ class Run:
         """Adds an iteration's row to `progress.jsonl`; see `ProgressFile.append`."""
         self._progress.append(row)
 
+    def complete_progress(self, row: Mapping[str, Any]) -> None:
+        """Adds keys to the newest row of `progress.jsonl`; see `ProgressFile.complete`."""
+        self._progress.complete(row)
+
     def read_progress(self) -> list[dict[str, Any]]:
         """Rows of `progress.jsonl`, oldest first."""
         return self._progress.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -52,10 +52,16 @@ class StopRequest:
 
     The second one raises KeyboardInterrupt at once. Outside the main thread, where Python
     delivers no signals, it never sees a request.
+
+    Args:
+        on_request: called at the first signal, in a thread of its own: what it prints to may be
+            in use by the thread that the signal interrupts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
         self.signal_name: str | None = None
+        self._on_request = on_request
+        self._interrupts_at_once = False
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     @property
@@ -77,7 +83,19 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """In this block the first signal, too, raises KeyboardInterrupt: nothing is lost by it."""
+        self._interrupts_at_once = True
+        try:
+            yield
+        finally:
+            self._interrupts_at_once = False
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
+        if self._interrupts_at_once:
+            raise KeyboardInterrupt
+        threading.Thread(target=self._on_request).start()

@@ -42,8 +42,8 @@ class BestOfTrials:
     settings: Settings
     """Of its training, with its seed."""
     bundle: Path
-    evaluation: EvaluationResult
-    """On fresh seeds."""
+    evaluation: EvaluationResult | None
+    """On fresh seeds; None if the settings ask for no final episodes."""
     registered: PolicyVersion | None
     """None if it could not be registered."""
 
@@ -102,15 +102,29 @@ def _keep(
         remedy = "mend that, and go on with rl-service tune --resume"
         with replacing_folder(bundle, f"{remedy} {storage}") as empty:
             shutil.copytree(Path(folder, seed_folder(seed), BUNDLE), empty, dirs_exist_ok=True)
-    played = evaluate(
-        load_bundle(bundle),
-        settings.env,
-        num_episodes=settings.evaluation.final_num_episodes,
-        seed=settings.seed + FRESH_SEED_OFFSET,
-    )
+    played = _play(settings, bundle, notify)
     output_dir = Path(os.path.abspath(settings.tracking.output_dir))
     registered = register_best(bundle, settings.tracking, output_dir, notify)
     return BestOfTrials(view, settings, bundle, played, registered)
+
+
+def _play(settings: Settings, bundle: Path, notify: Notify) -> EvaluationResult | None:
+    """The final episodes; None if the settings ask for none."""
+    evaluation = settings.evaluation
+    if evaluation.final_num_episodes == 0:
+        return None
+    result = evaluate(
+        load_bundle(bundle),
+        settings.env,
+        num_episodes=evaluation.final_num_episodes,
+        seed=settings.seed + FRESH_SEED_OFFSET,
+        max_episode_steps=evaluation.max_episode_steps,
+        on_message=notify,
+    )
+    cuts = result.cut_off_text(evaluation.max_episode_steps, "evaluation.max_episode_steps")
+    if cuts:
+        notify(cuts)
+    return result
 
 
 def _best_seed(plan: TuningPlan, checkpoint: Path) -> int:

@@ -41,6 +41,7 @@ from rl_service.tuning.tune_process import Stopping, tune_environment
 from rl_service.tuning.watch import Watch
 
 REPORT_FOLDER = "report"
+_STOPPING = "stopping when the trials are saved; Ctrl-C again ends the experiment at once"
 _STORE = "AWS_"  # begins the names of the variables for s3://
 
 
@@ -74,7 +75,8 @@ def tune_experiment(
             # Files are told by where they are in the end.
             lambda text: observer.on_message(text.replace(str(folder), str(storage))),
         )
-        stopping, scheduler = Stopping(), build_scheduler(plan)
+        stopping = Stopping(lambda: observer.on_message(_STOPPING))
+        scheduler = build_scheduler(plan)
         watch = Watch(
             observer,
             trackers,
@@ -260,6 +262,7 @@ def _result(
 
 
 def _with_best(result: TuneResult, best: BestOfTrials, preset: str) -> TuneResult:
+    played = best.evaluation
     return replace(
         result,
         algo=best.settings.algorithm.name,
@@ -268,9 +271,9 @@ def _with_best(result: TuneResult, best: BestOfTrials, preset: str) -> TuneResul
         best_trial=best.trial.trial_id,
         best_values=best.trial.values,
         best_score=best.trial.best_score,
-        episodes=len(best.evaluation.returns),
-        episode_return_mean=best.evaluation.mean,
-        episode_return_std=best.evaluation.std,
+        episodes=0 if played is None else len(played.returns),
+        episode_return_mean=None if played is None else played.mean,
+        episode_return_std=None if played is None else played.std,
         policy=str(best.bundle),
         registered=best.registered and f"{best.registered.name}:{best.registered.version}",
         preset=preset,

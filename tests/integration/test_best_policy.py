@@ -56,15 +56,43 @@ class NaNScores(gym.Env[Any, Any]):
         return self.observation_space.sample(), reward, True, False, {}
 
 
-def new_run(folder: Path, env: str, interval: int) -> Run:
+class Endless(gym.Env[Any, Any]):
+    """Its episodes never end; sends SIGINT in the first evaluation if a folder is given.
+
+    Args:
+        folder: remembers whether it has.
+    """
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._sent = None if folder is None else Path(folder, "sent")
+        self._evaluated = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._evaluated = seed == SEED + EVALUATION_SEED_OFFSET
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        if self._evaluated and self._sent is not None and not self._sent.exists():
+            self._sent.touch()
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def new_run(output_dir: Path, env: str, interval: int, **kwargs: Any) -> Run:
     settings = Settings(
-        env=EnvSettings(id=env),
+        env=EnvSettings(id=env, kwargs=kwargs),
         model=MLPConfig(hidden_sizes=(8,), critic_hidden_sizes=(8,)),
         algorithm=PPOSettings(train_batch_size=32, minibatch_size=32, num_epochs=1),
         resources=ResourceSettings(num_env_runners=0, num_envs_per_env_runner=2),
         stop=StopSettings(iterations=1),
-        evaluation=EvaluationSettings(interval=interval, num_episodes=1, final_num_episodes=1),
-        tracking=TrackingSettings(output_dir=str(folder), tensorboard=False),
+        evaluation=EvaluationSettings(
+            interval=interval, num_episodes=1, final_num_episodes=1, max_episode_steps=30
+        ),
+        tracking=TrackingSettings(output_dir=str(output_dir), tensorboard=False),
         seed=SEED,
     )
     return Run.create(settings, command=[])
@@ -94,6 +122,41 @@ def test_an_evaluation_that_fails_is_told_and_keeps_no_policy(tmp_path: Path) ->
     seed = SEED + EVALUATION_SEED_OFFSET
     assert f"episode 0 of the evaluation, reset(seed={seed}), step 1: reward is nan" in message
     assert scores(run) == {}
+
+
+def test_an_environment_that_never_ends_is_evaluated_up_to_a_limit(tmp_path: Path) -> None:
+    run = new_run(tmp_path, f"{__name__}:Endless", interval=1)
+    observer = Recorder()
+    result = train(run.settings, observer=observer, run=run)
+    assert (result.status, result.episodes, result.episode_return_mean) == ("finished", 1, 30.0)
+    [row] = run.read_progress()
+    assert row["evaluation/num_unfinished_episodes"] == 1
+    [message] = observer.messages
+    assert message.startswith("1 of 1 evaluated episodes had not ended after 30 env steps")
+    assert scores(run)["num_unfinished_episodes"] == 1
+
+
+def test_ctrl_c_ends_an_evaluation_at_once_and_a_resumed_run_makes_it_again(tmp_path: Path) -> None:
+    run = new_run(tmp_path, f"{__name__}:Endless", interval=1, folder=str(tmp_path))
+    changes = {"stop": StopSettings(iterations=2), "evaluation": _without_final(run.settings)}
+    settings = run.settings.model_copy(update=changes)
+    observer = Recorder()
+    result = train(settings, observer=observer, run=run)
+    assert (result.status, result.iterations) == ("stopped", 1)
+    assert observer.messages == ["the evaluation was stopped; a resumed run makes it again"]
+    assert [_EVALUATED in row for row in run.read_progress()] == [False]
+    assert run.checkpoints.latest() is not None
+
+    result = train(settings, observer=Recorder(), run=run)
+    assert (result.status, result.episodes, result.iterations) == ("finished", 0, 2)
+    assert [row.get(_EVALUATED) for row in run.read_progress()] == [30.0, 30.0]
+
+
+_EVALUATED = "evaluation/episode_return_mean"
+
+
+def _without_final(settings: Settings) -> EvaluationSettings:
+    return settings.evaluation.model_copy(update={"final_num_episodes": 0})
 
 
 def test_ctrl_c_in_the_final_evaluation_leaves_a_finished_run(

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_service import evaluation
 from rl_service.config.settings import EnvSettings
 from rl_service.envs import make_env
 from rl_service.errors import EnvError, SettingsError
@@ -80,6 +81,44 @@ def test_the_time_limit_of_the_settings_ends_an_episode(
     policy = load_bundle(tmp_path / "b")
     result = evaluate(policy, policy.spec.env, num_episodes=2, seed=0)
     assert result.lengths.tolist() == [13, 13]
+
+
+class Endless(Countdown):
+    """Countdown whose episodes of an odd seed never end."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, *rest = super().step(action)
+        return obs, reward, terminated and not self.odd, *rest  # type: ignore[return-value]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        assert seed is not None
+        self.odd = bool(seed % 2)
+        return super().reset(seed=seed)
+
+
+def test_an_episode_that_never_ends_is_cut_off_and_marked(
+    cartpole: BundledPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "_FIRST_REPORT_S", 0.0)
+    messages: list[str] = []
+    result = evaluate(
+        cartpole,
+        EnvSettings(id=f"{__name__}:Endless"),
+        num_episodes=4,
+        seed=3,
+        max_episode_steps=5,
+        on_message=messages.append,
+    )
+    assert result.lengths.tolist() == [5] * 4
+    assert result.returns.tolist() == [15.0] * 4
+    assert result.unfinished == {0, 2, 3}  # the other one ends by itself in that step
+    text = result.cut_off_text(5, "evaluation.max_episode_steps")
+    assert text is not None
+    assert text.startswith("3 of 4 evaluated episodes had not ended after 5 env steps")
+    assert "raise evaluation.max_episode_steps" in text
+    assert messages[0] == "evaluating: 0 of 4 episodes done, 4 env steps so far"
 
 
 def test_a_stochastic_evaluation_is_reproducible_and_differs_from_the_deterministic(

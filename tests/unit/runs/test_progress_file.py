@@ -52,6 +52,15 @@ def test_a_line_that_a_kill_left_unfinished_is_ignored_and_replaced(progress: Pr
     assert [json.loads(line) for line in progress.path.read_text().splitlines()] == rows(1, 2)
 
 
+def test_the_last_row_is_completed_later(progress: ProgressFile) -> None:
+    for row in rows(1, 2):
+        progress.append(row)
+    progress.complete({"entropy": 0.5})
+    assert progress.read() == [*rows(1), {"training_iteration": 2, "entropy": 0.5}]
+    with pytest.raises(ValueError, match="unknown metric 'polcy_loss'"):
+        progress.complete({"polcy_loss": 1.0})
+
+
 def test_rewinding_drops_the_rows_after_an_iteration(progress: ProgressFile) -> None:
     for row in rows(1, 2, 3, 4):
         progress.append(row)

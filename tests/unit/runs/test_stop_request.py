@@ -51,6 +51,29 @@ def test_nothing_is_requested_without_a_signal() -> None:
         assert stop.signal_name is None
 
 
+def test_the_first_signal_is_answered_from_a_thread_of_its_own() -> None:
+    answered = threading.Event()
+    threads = []
+
+    def answer() -> None:
+        threads.append(threading.current_thread())
+        answered.set()
+
+    with StopRequest(answer) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert answered.wait(60)
+        assert stop.requested
+    assert threads != [threading.main_thread()]
+
+
+def test_the_first_signal_interrupts_what_may_be_cut_short() -> None:
+    with StopRequest() as stop:
+        with pytest.raises(KeyboardInterrupt), stop.at_once():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        assert stop.requested
+
+
 def test_the_handlers_of_before_are_back_at_the_end() -> None:
     before = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     with StopRequest() as stop:
