@@ -30,6 +30,16 @@ class Actor(nn.Module):
     """What the matrix products of a language model compute in, on a GPU; None: its weights' own
     type. Small nets always compute in float32."""
 
+    @property
+    def has_low_precision(self) -> bool:
+        """Whether `forward` computes in `autocast_dtype`, and so not as rollout workers do."""
+        return False
+
+    @property
+    def reads_as_before(self) -> bool:
+        """Whether it reads what actors of earlier releases read, whose checkpoints do not say."""
+        return True
+
     @abstractmethod
     def encode(self, history: History) -> Tensor:
         """Inputs (B, I) of B steps, on the device of the weights."""

@@ -56,8 +56,10 @@ class LLMActor(Actor):
         self.num_inputs: int = width if self.is_frozen else self.writer.max_tokens
         """Entries of a step's input."""
         self._task_cache: Any = None
+        self._task_place: Any = None
+        """Device and precision in which the task was read."""
         if config.action_scoring == "tokens":
-            self._actions = _padded(self.writer.action_tokens())  # (A, L)
+            self._actions = _padded(self.writer.action_tokens)  # (A, L)
             return
         self.body = feed_forward(
             width, config.hidden_sizes, config.activation, config.activate_last
@@ -94,6 +96,14 @@ class LLMActor(Actor):
             if p is not None and not p.requires_grad and not torch.equal(p.cpu(), weight.cpu()):
                 raise RuntimeError(f"the frozen random weight {name} is another one here")
         super().load(weights)
+
+    @property
+    def has_low_precision(self) -> bool:
+        return self.autocast_dtype is not None and not self.is_frozen
+
+    @property
+    def reads_as_before(self) -> bool:
+        return self.writer.reads_pieces_apart(self.config.task)
 
     @property
     def _device(self) -> torch.device:
@@ -173,15 +183,18 @@ class LLMActor(Actor):
 
     def _task_read(self, device: torch.device) -> Any:
         """Keys and values of the task, for the caller to change; read once while nothing learns."""
-        if self._task_cache is None or not self.is_frozen:
-            # To be used outside of inference, too.
-            with torch.inference_mode(False), torch.no_grad(), self._precision():
-                tokens = torch.tensor([self.writer.task_tokens], device=device)
-                self._task_cache = self._trunk(input_ids=tokens, use_cache=True).cache
-        if not self.is_frozen:  # a copy would lose the forward derivative
-            cache, self._task_cache = self._task_cache, None
-            return cache
+        if not self.is_frozen:  # a copy would lose the forward derivative, too
+            return self._read_task(device)
+        place = device, self.autocast_dtype
+        if self._task_place != place:
+            self._task_cache, self._task_place = self._read_task(device), place
         return copy.deepcopy(self._task_cache)
+
+    def _read_task(self, device: torch.device) -> Any:
+        # To be used outside of inference, too.
+        with torch.inference_mode(False), torch.no_grad(), self._precision():
+            tokens = torch.tensor([self.writer.task_tokens], device=device)
+            return self._trunk(input_ids=tokens, use_cache=True).cache
 
     def _action_scores(self, tokens: Tensor) -> Tensor:
         """Mean log-probability (B, A) of the tokens of each action's text after the prompt.

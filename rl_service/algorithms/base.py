@@ -186,6 +186,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         state = {
             "model": self.settings.model.name,
             "base_model": base_model_sha256(self.settings.model),
+            "whole_prompts": True,
             "algorithm": self.settings.algorithm.name,
             "env": self.settings.env.id,
             "observation_filter": self.settings.env.observation_filter,
@@ -215,6 +216,11 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             CheckpointError: if the file is missing, damaged or of another kind of run.
         """
         state = read_state(Path(checkpoint_dir), self.settings)
+        if "whole_prompts" not in state and not self.learner_policy.net.actor.reads_as_before:
+            raise CheckpointError(
+                f"{checkpoint_dir} is of an earlier release, which tokenised prompts in pieces: "
+                f"with this tokenizer they were others; start a new run"
+            )
         try:
             self.learner_policy.set_learner_state(state["learner"])
         except (RuntimeError, ValueError, KeyError) as error:

@@ -42,7 +42,7 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     )
     asked_rows = plan.asked_rows
     return LearnerBatch(
-        actor=_actor_rows(policy, batch, advantages),
+        actor=policy.in_own_precision(_actor_rows(policy, batch, advantages)),
         critic=CriticChunks(
             chunks=chunks,
             loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),

@@ -145,6 +145,20 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """The distribution that a batch's actions were drawn from."""
         return distribution(self.action_spec, rows.dist_inputs)
 
+    def in_own_precision(self, rows: ActorRows) -> ActorRows:
+        """The rows, as if this policy had sampled their actions in the learner's precision.
+
+        Before the first step their ratio must be 1, which it is not if they were sampled in
+        float32 and the learner computes in less. Gradients are on, since a language model's pass
+        is another one without; memory is bounded by its micro-batches.
+        """
+        if not self.net.actor.has_low_precision:
+            return rows
+        with torch.enable_grad():
+            dist_inputs = self.net.actor(rows.inputs).detach()
+        logp = distribution(self.action_spec, dist_inputs).log_prob(rows.actions)
+        return rows._replace(dist_inputs=dist_inputs, action_logp=logp)
+
     @torch.inference_mode()
     def act(self, history: History) -> Acted:
         """Samples actions for a vector of E environments, with torch's global generator."""

@@ -12,8 +12,18 @@ import torch
 
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.registry import build_algorithm
-from rl_service.config.settings import Settings
+from rl_service.algorithms.views import shuffled
+from rl_service.config.settings import (
+    EvaluationSettings,
+    Settings,
+    StopSettings,
+    TrackingSettings,
+)
+from rl_service.policies import load_bundle
+from rl_service.runs import Run
+from rl_service.training import train
 from tests.support.rays import own_ray
+from tests.support.recorder import Recorder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -41,10 +51,27 @@ def settings(model: dict[str, Any], **resources: Any) -> Settings:
     )
 
 
-MODELS = [{"name": "mlp"}, {"name": "gpt2_critic", "context_length": 8}]
+LANGUAGE_MODEL = {
+    "name": "llm_policy",
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 16,
+    "context_length": 2,
+    "task": "Land.\n",
+}
+MODELS = [
+    {"name": "mlp"},
+    {"name": "gpt2_critic", "context_length": 8},
+    LANGUAGE_MODEL,
+    {**LANGUAGE_MODEL, "finetune": "lora", "critic": "hidden_state"},
+]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
+def model_id(model: dict[str, Any]) -> str:
+    return "-".join(str(model[key]) for key in ("name", "finetune") if key in model)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=model_id)
 def test_one_batch_teaches_a_gpu_what_it_teaches_a_cpu(model: dict[str, Any]) -> None:
     algorithms = [build_algorithm(settings(model, num_gpus=n)) for n in (0, 1)]
     samples = algorithms[0].env_runner.sample(128)
@@ -66,7 +93,7 @@ def test_one_batch_teaches_a_gpu_what_it_teaches_a_cpu(model: dict[str, Any]) ->
 
 @pytest.mark.parametrize("num_env_runners", [0, 2])
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16 compiled"])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
+@pytest.mark.parametrize("model", MODELS, ids=model_id)
 def test_a_run_on_a_gpu_goes_on_on_a_cpu(
     model: dict[str, Any], low: bool, num_env_runners: int, tmp_path: Path
 ) -> None:
@@ -87,3 +114,50 @@ def test_a_run_on_a_gpu_goes_on_on_a_cpu(
     resumed.train()
     assert resumed.iteration == 4
     resumed.stop()
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("finetune", ["head", "lora", "full"])
+def test_a_language_model_trains_on_a_gpu_and_its_bundle_acts_on_one(
+    finetune: str, low: bool, tmp_path: Path
+) -> None:
+    """Bundles are checked on the CPU between iterations: the task's prefix is read in both."""
+    model = {**LANGUAGE_MODEL, "finetune": finetune}
+    precision = "bfloat16" if low else "float32"
+    base = settings(model, num_gpus=1, learner_precision=precision)
+    run_settings = base.model_copy(
+        update={
+            "stop": StopSettings(iterations=3),
+            "evaluation": EvaluationSettings(interval=1, num_episodes=2, final_num_episodes=2),
+            "tracking": TrackingSettings(output_dir=str(tmp_path), tensorboard=False),
+        }
+    )
+    result = train(run_settings, observer=Recorder(), run=Run.create(run_settings, command=[]))
+    assert (result.status, result.episodes) == ("finished", 2)
+    policy = load_bundle(str(result.policy))
+    assert next(policy.actor.parameters()).is_cuda
+    obs = np.array(policy.spec.parity.observations, np.float32)
+    answers = policy.act(obs, deterministic=True).dist_inputs
+    policy.actor.cpu()
+    again = policy.act(obs, deterministic=True).dist_inputs
+    np.testing.assert_allclose(answers, again, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("finetune", ["lora", "full"])
+@pytest.mark.parametrize("scoring", ["head", "tokens"])
+def test_before_the_first_step_a_learner_in_bfloat16_finds_the_ratio_1(
+    finetune: str, scoring: str
+) -> None:
+    """Its workers sample in float32, on a CPU."""
+    model = {**LANGUAGE_MODEL, "finetune": finetune, "action_scoring": scoring}
+    here = build_algorithm(settings(model))
+    there = build_algorithm(settings(model, num_gpus=1, learner_precision="bfloat16"))
+    there.learner_policy.set_weights(here.learner_policy.get_weights())
+    policy, samples = there.learner_policy, here.env_runner.sample(128)
+    rows = build_learner_batch(policy, samples).actor
+    for part in shuffled(rows, policy.permutation(len(rows.inputs)), 8):
+        dist = policy.action_distribution(part.inputs)
+        ratio = (dist.log_prob(part.actions) - part.action_logp).exp()
+        torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=2e-3)
+    for algorithm in (here, there):
+        algorithm.stop()

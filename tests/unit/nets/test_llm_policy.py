@@ -138,6 +138,17 @@ def test_a_task_that_is_read_once_counts_as_if_it_stood_in_every_prompt(finetune
     torch.testing.assert_close(actor(inputs), reused, rtol=0, atol=1e-5)
 
 
+def test_a_task_is_read_again_in_another_precision() -> None:
+    """As where a bundle is checked in float32 in the middle of a training in bfloat16."""
+    history, task = random_history(DISCRETE, 1), "Keep the pole up.\n"
+    expected = build_actor(task=task).encode(history)
+    actor = build_actor(task=task)
+    actor.autocast_dtype = torch.bfloat16
+    assert not torch.equal(actor.encode(history), expected)
+    actor.autocast_dtype = None
+    assert torch.equal(actor.encode(history), expected)
+
+
 def test_without_learning_the_language_model_never_runs_in_an_update() -> None:
     actor = build_actor(BOX)
     history = random_history(BOX, 1)
@@ -178,7 +189,7 @@ def direct_scores(actor: LLMActor, history: History) -> Tensor:
     scores = torch.zeros(len(prompts), DISCRETE.size)
     for row, prompt in enumerate(prompts):
         start = [*actor.writer.task_tokens, *prompt[prompt != PADDING].tolist()]
-        for action, text in enumerate(actor.writer.action_tokens()):
+        for action, text in enumerate(actor.writer.action_tokens):
             logits = actor.language_model(torch.tensor([start + text])).logits[0]
             log_probs = F.log_softmax(logits, -1)
             found = [log_probs[len(start) - 1 + i, token] for i, token in enumerate(text)]
@@ -279,6 +290,8 @@ def test_the_seeds_head_starts_near_zero_with_unit_deviation() -> None:
         ({"num_layers": 2}, "model.pretrained, which is not given"),
         ({"pretrained": "x", "tokenizer": "y"}, "its own tokenizer"),
         ({"n_embd": 15}, "not divisible"),
+        ({"action_names": ("left", "left ", "right")}, "names that are empty or equal"),
+        ({"action_names": ("left", " ")}, "names that are empty or equal"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
