@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +104,153 @@ def test_an_algorithm_without_a_preset_takes_all_but_its_own_settings_from_ppos(
     assert loaded.notes == [
         "settings start from the preset tuned/HalfCheetah-v4_mlp, those of a2c from its defaults"
     ]
+
+
+ZOO_PPO = {
+    "actor_lr": 3e-4,
+    "critic_lr": 3e-4,
+    "lr_schedule": "constant",
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "clip_param": 0.2,
+    "entropy_coeff": 0.0,
+    "minibatch_size": 64,
+    "num_epochs": 10,
+    "normalize_advantages": True,
+    "observation_filter": "NoFilter",
+    "normalize_returns": False,
+    "hidden_sizes": (64, 64),
+    "activation": "tanh",
+    "activate_last": True,
+    "log_std_init": 0.0,
+}
+"""With Stable-Baselines3's defaults for what its file does not give."""
+NORMALIZED = {"observation_filter": "MeanStdFilter", "normalize_returns": True}
+SAME_IN_ALL = ("gamma", "hidden_sizes", "activation", "log_std_init", *NORMALIZED)
+BASICS = {key: ZOO_PPO[key] for key in SAME_IN_ALL}
+ZOO_TRPO = BASICS | {
+    "critic_lr": 1e-3,
+    "lambda_": 0.95,
+    "max_kl": 0.01,
+    "cg_iterations": 15,
+    "cg_damping": 0.1,
+    "critic_num_epochs": 10,
+    "minibatch_size": 128,
+    "num_envs": 2,
+    "env_steps": 100_000,
+}
+ZOO_A2C = BASICS | {
+    "actor_lr": 7e-4,
+    "critic_lr": 7e-4,
+    "lr_schedule": "constant",
+    "lambda_": 1.0,
+    "optimizer": "rmsprop",
+    "entropy_coeff": 0.0,
+    "rollout_fragment_length": 5,
+    "normalize_advantages": False,
+    "num_envs": 8,
+}
+TIANSHOU = (
+    ZOO_PPO
+    | NORMALIZED
+    | {
+        "lr_schedule": "linear",
+        "normalize_advantages": False,
+        "log_std_init": -0.5,
+        "train_batch_size": 2048,
+        "num_envs": 8,
+        "env_steps": 3_000_000,
+    }
+)
+
+
+def zoo_ppo(num_envs: int, train_batch_size: int, env_steps: int, **more: Any) -> dict[str, Any]:
+    sizes = {"num_envs": num_envs, "train_batch_size": train_batch_size, "env_steps": env_steps}
+    return ZOO_PPO | sizes | more
+
+
+OF_PPO = {
+    "Acrobot-v1": zoo_ppo(16, 4096, 1_000_000, lambda_=0.94, num_epochs=4, **NORMALIZED),
+    "BipedalWalker-v3": zoo_ppo(
+        32, 65536, 5_000_000, gamma=0.999, clip_param=0.18, **NORMALIZED
+    ),
+    "CartPole-v1": zoo_ppo(
+        8, 256, 100_000, actor_lr=1e-3, critic_lr=1e-3, lr_schedule="linear", gamma=0.98,
+        lambda_=0.8, minibatch_size=256, num_epochs=20,
+    ),
+    "HalfCheetah-v4": TIANSHOU,
+    "LunarLander-v3": zoo_ppo(
+        16, 16384, 1_000_000, gamma=0.999, lambda_=0.98, entropy_coeff=0.01, num_epochs=4
+    ),
+    "Pendulum-v1": zoo_ppo(4, 4096, 100_000, actor_lr=1e-3, critic_lr=1e-3, gamma=0.9),
+    "Walker2d-v4": TIANSHOU,
+}  # fmt: skip
+TABLE_I = {
+    "activation": "relu",
+    "activate_last": False,
+    "critic_lr": 1e-3,
+    "minibatch_size": 128,
+    "context_length": 64,
+    "n_layer": 2,
+    "n_head": 8,
+    "n_embd": 64,
+    "dropout": 0.5,
+}
+SOURCES = {
+    **{f"{env}_mlp": values for env, values in OF_PPO.items()},
+    **{
+        f"{env}_gpt2_critic": values | TABLE_I
+        for env, values in OF_PPO.items()
+        if env != "LunarLander-v3"  # found here
+    },
+    "Acrobot-v1_mlp_trpo": ZOO_TRPO | NORMALIZED | {"train_batch_size": 2048},
+    "CartPole-v1_mlp_trpo": ZOO_TRPO
+    | {
+        "lambda_": 0.98,
+        "cg_damping": 1e-3,
+        "critic_num_epochs": 20,
+        "minibatch_size": 512,
+        "train_batch_size": 1024,
+    },
+    "HalfCheetah-v4_mlp_trpo": ZOO_TRPO
+    | NORMALIZED
+    | {
+        "max_kl": 0.04,
+        "cg_iterations": 25,
+        "critic_num_epochs": 20,
+        "train_batch_size": 2048,
+        "env_steps": 1_000_000,
+    },
+    "CartPole-v1_mlp_a2c": ZOO_A2C | {"env_steps": 500_000},
+    "Pendulum-v1_mlp_a2c": ZOO_A2C
+    | NORMALIZED
+    | {
+        "lr_schedule": "linear",
+        "gamma": 0.9,
+        "lambda_": 0.9,
+        "rollout_fragment_length": 8,
+        "log_std_init": -2.0,
+        "env_steps": 1_000_000,
+    },
+}
+"""What the named source of each preset says, in our words."""
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_preset_names_every_value_that_its_source_has_not(name: str) -> None:
+    settings = load_settings(config=Path(f"tuned/{name}")).settings
+    resources = settings.resources
+    values = {
+        "num_envs": max(1, resources.num_env_runners) * resources.num_envs_per_env_runner,
+        "env_steps": settings.stop.env_steps,
+    }
+    for group in (settings.env, settings.model, settings.algorithm):
+        values |= dict(group)
+    lines = preset_path(f"tuned/{name}").read_text(encoding="utf-8").splitlines()
+    header = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
+    ours = re.split("[;.:]", header.partition("Ours: ")[2])[0].split(", ")
+    differing = {key for key, value in SOURCES[name].items() if values[key] != value}
+    assert set(ours) - {"nothing"} == differing
 
 
 def test_the_quickstart_trains_with_two_workers_for_less_than_five_minutes() -> None:
