@@ -63,7 +63,8 @@ class PlainTuningProgress:
                 continue
             is_new = trial.trial_id not in self._shown
             self._shown[trial.trial_id] = state
-            self._line(_start_line(trial) if is_new else _trial_line(trial))
+            starts = is_new and trial.status == "running"
+            self._line(_start_line(trial) if starts else _trial_line(trial))
 
     def on_message(self, text: str) -> None:
         """Prints the line as it is."""
@@ -173,7 +174,8 @@ def _title(plan: TuningPlan, max_concurrent: int) -> str:
 
 def _start_line(trial: TrialView) -> str:
     values = ", ".join(f"{_short(key)} {_shown(value)}" for key, value in trial.values.items())
-    return f"{trial.trial_id}  starts      {values}"
+    begins = "starts" if trial.env_steps is None else "goes on"
+    return f"{trial.trial_id}  {begins:<12}{values}"
 
 
 def _trial_line(trial: TrialView) -> str:

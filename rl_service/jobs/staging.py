@@ -99,7 +99,8 @@ def write_zip(path: Path, files: Mapping[str, Path]) -> None:
                 content = source.read_bytes()
             except OSError as error:
                 raise JobError(
-                    f"{source} cannot be sent: {error.strerror}; mend it, or name it in .gitignore"
+                    f"{source} cannot be sent: {error.strerror}; mend its permissions, or move it "
+                    f"out of the folder"
                 ) from error
             entry = zipfile.ZipInfo(name, date_time=_EPOCH)
             entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
@@ -121,9 +122,15 @@ def _check_size(folder: Path, files: Mapping[str, Path]) -> None:
     named = ", ".join(f"{name} ({sizes[name] / 1e6:,.1f} MB)" for name in biggest)
     raise JobError(
         f"{folder} holds {total / 1e6:,.1f} MB in {len(files)} files, and at most "
-        f"{MAX_BYTES / 1e6:.0f} MB go with a job; the biggest are {named}: name in .gitignore what "
-        f"the job does not need, or submit from another folder"
+        f"{MAX_BYTES / 1e6:.0f} MB go with a job; the biggest are {named}: {_remedy(folder)}, or "
+        f"submit from another folder"
     )
+
+
+def _remedy(folder: Path) -> str:
+    if _git(folder, "rev-parse", "--git-dir") is None:
+        return "move what the job does not need out of the folder"
+    return "name what the job does not need in .gitignore, and take it out of git if it is there"
 
 
 def _is_wanted(name: str) -> bool:

@@ -18,7 +18,7 @@ from rl_service.policies.references import (
     parse_reference,
 )
 from rl_service.policies.replace import replacing_folder
-from rl_service.policies.storage import copy_bundle, open_storage
+from rl_service.policies.storage import check_digest, copy_bundle, open_storage
 
 if TYPE_CHECKING:
     from rl_service.policies.spec import PolicySpec
@@ -82,7 +82,9 @@ class PolicyRegistry:
         """The version of each alias; lists one folder and reads one small file."""
         return self._history(name).aliases() or self._unknown(name)
 
-    def register(self, bundle: Path, name: str | None = None) -> PolicyVersion:
+    def register(
+        self, bundle: Path, name: str | None = None, base_model: str | None = None
+    ) -> PolicyVersion:
         """Adds a version, and moves `best` to it if it scores higher than the one that has it.
 
         Scores in another environment are not compared. A bundle that the name has already is not
@@ -91,6 +93,7 @@ class PolicyRegistry:
         Args:
             bundle: its folder.
             name: None takes the one that training gives: environment, model and algorithm.
+            base_model: see `load_bundle`.
 
         Raises:
             BundleError: if the bundle is damaged or fails its parity check.
@@ -100,7 +103,7 @@ class PolicyRegistry:
         if name is not None:
             check_name(name)
         sha256 = bundle_sha256(bundle)
-        spec = load_bundle(bundle).spec
+        spec = load_bundle(bundle, base_model).spec
         name = name or _default_name(spec)
         history = self._history(name)
         score = spec.evaluation.get("episode_return_mean")
@@ -153,8 +156,13 @@ class PolicyRegistry:
         return self._storage.get_bundle(folder, version.sha256)
 
     def promote(self, name: str, version: int, alias: str = PRODUCTION) -> PolicyVersion:
-        """Gives a version an alias; what had `production` before becomes `previous`."""
+        """Gives a version an alias; what had `production` before becomes `previous`.
+
+        Raises:
+            BundleError: if the version's bundle is damaged.
+        """
         check_alias(alias)
+        self._check_bundle(_pick(version, self._known_versions(name)))
 
         def decide(versions: list[PolicyVersion], aliases: Aliases) -> Aliases:
             _pick(version, versions)
@@ -167,7 +175,14 @@ class PolicyRegistry:
         return _pick(version, self.versions(name))
 
     def rollback(self, name: str) -> PolicyVersion:
-        """Swaps `production` and `previous`; returns the version that is in production now."""
+        """Swaps `production` and `previous`; returns the version that is in production now.
+
+        Raises:
+            BundleError: if the bundle of `previous` is damaged.
+        """
+        known = self._known_entries(name)
+        if PREVIOUS in known[-1].aliases:
+            self._check_bundle(_pick(known[-1].aliases[PREVIOUS], _versions(name, known)))
 
         def decide(versions: list[PolicyVersion], aliases: Aliases) -> Aliases:
             if not {PRODUCTION, PREVIOUS} <= aliases.keys():
@@ -204,6 +219,14 @@ class PolicyRegistry:
         with replacing_folder(destination) as folder:
             copy_bundle(source, folder, version.sha256)
         return destination
+
+    def _check_bundle(self, version: PolicyVersion) -> None:
+        """Reads a bundle before an alias moves to it."""
+        folder = self.fetch(version)
+        check_digest(folder, folder, version.sha256)
+
+    def _known_versions(self, name: str) -> list[PolicyVersion]:
+        return _versions(name, self._known_entries(name))
 
     def _history(self, name: str) -> History:
         return History(self._storage, check_name(name))

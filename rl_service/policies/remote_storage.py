@@ -103,9 +103,9 @@ class RemoteStorage:
             return cache_bundle(Path(downloaded), sha256)
 
     def _download(self, folder: str, target: Path) -> None:
-        with registry_errors(self._uri):
-            for name in BUNDLE_FILES:
-                self._files.get_file(self._full(f"{folder}/{name}"), str(target / name))
+        for name in BUNDLE_FILES:
+            [content] = self.read([f"{folder}/{name}"])  # several threads may read a file at once
+            (target / name).write_bytes(content)
 
     def _full(self, path: str) -> str:
         return f"{self._path}/{path}" if path else self._path

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pyarrow.fs import FileType
 from ray import tune
 
 from rl_service.best_policy import BestPolicy
@@ -33,6 +34,7 @@ SEED_SPACING = 100
 """Between the seeds of a trial, of which each plays final episodes from its seed on."""
 _RESULT = "result.json"
 _SCORE = "score.json"
+_SIZES = "sizes.json"
 
 
 def member_seeds(seed: int, num_seeds: int) -> range:
@@ -69,6 +71,8 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         self._members: list[_Member] = []
         self._last: dict[str, Any] | None = None
         self._refusal: SettingsError | EnvError | None = None
+        self._saved: list[tune.Checkpoint] = []
+        """Checkpoints of the next reports, where Tune was killed before it noted them."""
         self._start(config)
 
     def _start(self, config: Mapping[str, Any]) -> None:
@@ -76,6 +80,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         seeds = member_seeds(self._space.base.seed, self._num_seeds)
         try:
             settings = [self._space.settings(values, seed) for seed in seeds]
+            self._saved = self._saved_after(-1)
             for each in settings:  # one by one, so that `cleanup` closes those that were made
                 self._members.append(_Member(each, self.trial_id))
         except (SettingsError, EnvError) as error:
@@ -99,6 +104,8 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         """
         if self._refusal is not None:
             raise self._refusal
+        if self._load_next_saved():
+            return dict(self._last or {})
         # A trial that had ended before the experiment was killed comes back as if it had not.
         if self._last is None or not all(member.trainer.is_done for member in self._members):
             rows = [member.train_to_next_score() for member in self._members]
@@ -113,6 +120,39 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
             folder.mkdir()
             member.save(folder)
         Path(checkpoint_dir, _RESULT).write_text(json.dumps(self._last), encoding="utf-8")
+        sizes = _sizes(Path(checkpoint_dir))
+        Path(checkpoint_dir, _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Goes on from a checkpoint, and from those that this trial has saved after it."""
+        super().restore(checkpoint_path)
+        self._saved = []
+        path = Path(checkpoint_path.checkpoint.path)
+        if self._storage and str(path.parent) == self._storage.trial_fs_path:  # not a donor's
+            self._saved = self._saved_after(int(path.name.rpartition("_")[2]))
+
+    def _saved_after(self, index: int) -> list[tune.Checkpoint]:
+        """This trial's checkpoints with the next indices."""
+        found: list[tune.Checkpoint] = []
+        while self._storage:
+            name = f"checkpoint_{index + len(found) + 1:06d}"
+            path, files = f"{self._storage.trial_fs_path}/{name}", self._storage.storage_filesystem
+            if files.get_file_info(path).type == FileType.NotFound:
+                break
+            found.append(tune.Checkpoint(path, files))
+        return found
+
+    def _load_next_saved(self) -> bool:
+        """Loads the state after the next report, unless it was not saved or half a file."""
+        while self._saved:
+            with self._saved.pop(0).as_directory() as folder:
+                sizes = Path(folder, _SIZES)
+                is_there = _sizes(Path(folder)).items()
+                if sizes.is_file() and json.loads(sizes.read_text()).items() <= is_there:
+                    self.load_checkpoint(folder)
+                    return True
+            self._saved = []
+        return False
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint, also of another trial and with other settings than its."""
@@ -125,6 +165,12 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         self._refusal = None
         while self._members:
             self._members.pop().close()
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file of a checkpoint: a kill may leave some of them, or half of one."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _SIZES)
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 class _Member:

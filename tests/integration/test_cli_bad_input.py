@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from custom_models.configs import ModelConfig
+from rl_service.config.algorithms import AlgorithmSettings
 from tests.conftest import Command, WriteTestBundle
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +50,10 @@ def refusals(rl_service: Command, *arguments: str) -> list[str]:
         ("--set algorithm.minibatch_size=4096", ["minibatch_size=4096 is larger than", "2048"]),
         ("--set model.context_length=600", ["1200 positions", "context_length <= 512"]),
         ("--set model.n_head=7", ["n_embd=64 is not divisible by n_head=7", "n_embd=63"]),
-        ("--set model.pretrained=nowhere", ["nowhere holds no usable GPT-2", "config.json"]),
+        (
+            "--set model.pretrained=nowhere",
+            ["nowhere holds no usable GPT-2", "nor in the store", "config.json"],
+        ),
         ("--set resources.num_env_runners=64", ["need 64 CPUs, and there are", "use at most"]),
         ("-o /dev/null/x", ["/dev/null/x cannot be written", "--output-dir"]),
         ("--config nowhere.yaml", ["nowhere.yaml does not exist"]),
@@ -119,6 +126,13 @@ def test_every_command_has_help(rl_service: Command, command: str) -> None:
     done = rl_service(command, "--help")
     assert done.status == 0
     assert done.out.startswith(f"Usage: rl-service {command}")
+
+
+def test_the_help_of_train_names_every_model_and_algorithm(rl_service: Command) -> None:
+    shown = rl_service("train", "--help").out
+    unions = (get_args(get_args(kind)[0]) for kind in (ModelConfig, AlgorithmSettings))
+    for kind in itertools.chain(*unions):
+        assert kind.model_fields["name"].default in shown
 
 
 def test_help_loads_neither_torch_nor_ray() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from ray import tune
+from ray.train._internal.storage import StorageContext
 
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.errors import TrainingFailedError
+from rl_service.trainer import Trainer
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.trial import TuningTrial
 from tests.support.tuning import small_plan
@@ -77,6 +79,36 @@ def test_each_seed_trains_as_if_alone_and_scores_are_means(tmp_path: Path, start
     assert both["seed_scores"] == [single["score"] for single in singles]
     for key in ("score", "train/policy_loss", "train/entropy"):
         assert both[key] == pytest.approx(fmean(single[key] for single in singles), abs=1e-9)
+
+
+def test_a_report_whose_checkpoint_is_there_is_told_again_and_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small_plan(tmp_path, settings={"stop": {"iterations": 9}})
+    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=1, store_variables={})
+
+    def start() -> TuningTrial:
+        storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
+        return trainable(config={"algorithm.actor_lr": 1e-3}, storage=storage)
+
+    trial, reports, saved = start(), [], []
+    for _ in range(4):
+        reports.append(trial.train()["score"])
+        saved.append(trial.save())
+    trial.stop()
+    torn = Path(saved[3].checkpoint.path, "result.json")
+    torn.write_text(torn.read_text()[:-1])
+    iterate, ran = Trainer.iterate, []
+    monkeypatch.setattr(Trainer, "iterate", lambda self: ran.append(1) or iterate(self))
+    for known in (0, None):  # what Tune had noted of them: one, or none
+        again = start()
+        if known is not None:
+            again.restore(saved[known])
+        told = [again.train()["score"] for _ in reports[0 if known is None else 1 :]]
+        again.stop()
+        assert told == reports[-len(told) :]
+        assert len(ran) == 1  # the torn one alone
+        ran.clear()
 
 
 def test_a_trial_that_had_ended_ends_again_with_what_it_had(tmp_path: Path, start: Any) -> None:

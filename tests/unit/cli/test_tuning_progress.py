@@ -73,6 +73,18 @@ def test_a_pipe_gets_a_line_for_each_change_and_none_for_the_rest(tmp_path: Path
     ]
 
 
+def test_of_an_experiment_that_goes_on_only_what_runs_is_said_to_go_on() -> None:
+    out = io.StringIO()
+    trials = [trial("done", status="finished"), trial("half"), trial("lost", status="failed")]
+    PlainTuningProgress(out).on_trials([*trials, WAITING, trial("new", env_steps=None)])
+    assert out.getvalue().splitlines() == [
+        "done  finished           12,800 steps      98.8   best    123.5",
+        "half  goes on     actor_lr 0.001235",
+        "lost  failed             12,800 steps      98.8   best    123.5",
+        "new  starts      actor_lr 0.001235",
+    ]
+
+
 def test_a_pipe_gets_whole_values_under_names_that_tell_them_apart(tmp_path: Path) -> None:
     out = io.StringIO()
     values = {f"algorithm.a_setting_of_a_long_name_{i}": 2.287e-05 for i in range(9)}

@@ -99,7 +99,14 @@ def test_too_much_is_refused_with_the_biggest_files_by_name(
     monkeypatch.setattr(staging, "MAX_BYTES", 3_000_000)
     for name, size in (("a.bin", 2_000_000), ("b.bin", 1_500_000), ("c.py", 10)):
         (tmp_path / name).write_bytes(bytes(size))
-    with pytest.raises(JobError, match=r"holds 3\.5 MB in 3 files.*a\.bin \(2\.0 MB\), b\.bin"):
+    with pytest.raises(
+        JobError, match=r"holds 3\.5 MB in 3 files.*a\.bin \(2\.0 MB\), b\.bin"
+    ) as e:
+        staging.all_files(tmp_path)
+    assert "move what the job does not need out of the folder" in str(e.value)
+    assert ".gitignore" not in str(e.value)  # which is read in a repository alone
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(JobError, match=r"name what the job does not need in \.gitignore"):
         staging.all_files(tmp_path)
 
 
