@@ -19,6 +19,7 @@ from rl_service.checks import check_env, check_output
 from rl_service.config.settings import EnvSettings
 from rl_service.machine import available_cpus, available_gpus, available_memory_bytes
 from rl_service.probes import probe_ray, probe_renderer
+from rl_service.slow_start import ray_remedy
 
 DISTRIBUTION = "rl-service"
 _GIB = 2**30
@@ -152,8 +153,7 @@ def _ray() -> Finding:
     problem = probe_ray()
     if problem is None:
         return Finding("Ray", "ok", "a local cluster starts and ends")
-    remedy = "mend what it says, or train in one process: --set resources.num_env_runners=0"
-    return Finding("Ray", "problem", problem, remedy)
+    return Finding("Ray", "problem", problem, ray_remedy(problem))
 
 
 def _wandb() -> Finding:

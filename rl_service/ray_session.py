@@ -25,7 +25,7 @@ from rl_service.config.text import one_line
 from rl_service.errors import ResourceError
 from rl_service.forkserver import py_executable
 from rl_service.machine import missing_cpus
-from rl_service.slow_start import was_too_slow
+from rl_service.slow_start import ray_remedy, was_too_slow
 
 _ANSWER_TIMEOUT_S = 10.0
 _WITH_OWN_PYTHON = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}
@@ -148,8 +148,8 @@ def start_ray(**arguments: Any) -> None:
             ray.init(address="local", **arguments)
     except Exception as error:  # time-outs of its processes, of many types
         raise ResourceError(
-            f"Ray did not start on this machine ({_brief(error)}); free memory, CPUs and room in "
-            f"/tmp and try again, or ask rl-service doctor"
+            f"Ray did not start on this machine ({_brief(error)}); {ray_remedy(str(error))}, or "
+            f"ask rl-service doctor"
         ) from error
 
 

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from rl_service.diagnosis import _ray
+
 ROOT = Path(__file__).parents[2]
 # Ray's own clock jumps while a node starts, so that Ray itself gives the node up.
 BUSY = """\
@@ -69,3 +73,30 @@ def test_a_machine_that_is_too_slow_twice_is_told_in_one_line(tmp_path: Path) ->
     assert done.returncode == 2, done.stderr
     [line] = [line for line in done.stderr.splitlines() if not line.startswith("[")]
     assert line.startswith("error: Ray did not start on this machine (The current node timed out")
+
+
+@pytest.mark.parametrize("command", [["serve", "zoo:lunarlander"], ["train", "-e", "CartPole-v1"]])
+def test_a_home_that_cannot_be_written_is_named_with_what_helps(
+    command: list[str], tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/dev/null"}
+    del environment["RAY_AUTH_MODE"]  # Ray then makes a token
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_service.cli", *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "make /dev/null/.ray writable, or set HOME to a folder that is" in line
+
+
+def test_the_doctor_says_so_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    finding = _ray()
+    assert finding.status == "problem"
+    assert "make /dev/null/.ray writable, or set HOME" in finding.remedy
