@@ -101,8 +101,8 @@ class GPT2CriticSettings(_Strict):
     max_timesteps: Annotated[int, Field(gt=0, le=2**17)] = 1024
     """Rows of the learned timestep embedding; later steps of an episode share the last row."""
     pretrained: ModelName | None = None
-    """Folder with pretrained GPT-2 weights (Hugging Face format). The trunk's n_layer, n_head,
-    n_embd and n_positions then come from it."""
+    """Folder with pretrained GPT-2 weights (Hugging Face format), or a name in the model store.
+    The trunk's n_layer, n_head, n_embd and n_positions then come from it."""
 
     @model_validator(mode="after")
     def _check_arithmetic(self) -> Self:
@@ -209,6 +209,12 @@ class LLMPolicyConfig(_NetConfig):
     @model_validator(mode="after")
     def _check(self) -> LLMPolicyConfig:
         problems = []
+        names = [name.strip() for name in self.action_names]
+        if "" in names or len(set(names)) < len(names):
+            problems.append(
+                f"action_names={list(self.action_names)} holds names that are empty or equal; give "
+                f"each action a name of its own"
+            )
         if self.critic != "gpt2" and self.gpt2_critic != GPT2CriticSettings():
             problems.append("gpt2_critic is about critic=gpt2; set that, or leave it out")
         if self.action_scoring == "tokens" and self.finetune == "head":
@@ -258,6 +264,12 @@ class LLMPolicyConfig(_NetConfig):
     @property
     def gpt2_settings(self) -> GPT2CriticSettings | None:
         return self.gpt2_critic if self.critic == "gpt2" else None
+
+    def with_base_model(self, name: str) -> LLMPolicyConfig:
+        """The same model, whose base model has another name or folder."""
+        return self.model_copy(
+            update={"tokenizer" if self.pretrained is None else "pretrained": name}
+        )
 
 
 def _feed_forward(num_inputs: int, hidden_sizes: Sequence[int], num_outputs: int) -> int:

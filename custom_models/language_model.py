@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,24 +20,36 @@ from transformers import (
 )
 
 from custom_models.configs import LLMPolicyConfig
-from custom_models.model_store import find_model, fingerprint
+from custom_models.model_store import CONFIG_FILE, find_model, fingerprint
 
 _CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 _NUM_POSITIONS = 1024
 """Longest prompt of a model that is built here."""
 _RANDOM_WEIGHTS_SEED = 0
+_TOKENIZER_FILES = "tokenizer.json", "tokenizer.model", "vocab.json"
 
 
 def load_tokenizer(config: LLMPolicyConfig) -> Any:
     """The tokenizer of a model's prompts.
 
     Raises:
-        FileNotFoundError: if there is no such folder or fetched model.
+        FileNotFoundError: if there is no such folder or fetched model, or no tokenizer in it.
+        ValueError: if the tokenizer cannot be read.
     """
-    name = config.pretrained or config.tokenizer
-    if name is None:
+    if config.base_model is None:
         return _character_tokenizer()
-    return AutoTokenizer.from_pretrained(find_model(name), local_files_only=True)
+    folder = find_model(config.base_model)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer ({' or '.join(_TOKENIZER_FILES)}); save one there with "
+            f"save_pretrained of transformers"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # what a damaged file raises is not documented
+        raise ValueError(
+            f"the tokenizer in {folder} cannot be read ({type(error).__name__}); save it again"
+        ) from error
 
 
 def _character_tokenizer() -> PreTrainedTokenizerFast:
@@ -172,4 +185,19 @@ def num_layers(config: LLMPolicyConfig) -> int:
 
 
 def _read_config(name: str) -> Any:
-    return AutoConfig.from_pretrained(find_model(name), local_files_only=True)
+    """What a folder says of its model.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or fetched model.
+        ValueError: if the file is damaged, or the model is no causal language model.
+    """
+    folder = find_model(name)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # what a damaged file raises is not documented
+        raise ValueError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{folder} holds a model of type {config.model_type}, which is no causal language model"
+        )
+    return config

@@ -63,6 +63,32 @@ def find_model(name: str) -> Path:
     raise FileNotFoundError(f"no base model {name}: {_reason(folder, store)}; {_remedy(name)}")
 
 
+def find_by_fingerprint(sha256: str, name: str, given: str | None = None) -> Path:
+    """The folder of that very model, wherever it lies now.
+
+    Args:
+        sha256: its `fingerprint`.
+        name: what it was called: looked at first.
+        given: as for `find_model`, looked at before the store.
+
+    Raises:
+        FileNotFoundError: if neither is that model; its text is one line and says what to do.
+    """
+    store = store_folder()
+    folders = [store / known for known in sorted(stored_names(), key=lambda known: known != name)]
+    if given is not None:
+        folders.insert(0, find_model(given))
+    for folder in folders:
+        if fingerprint(folder) == sha256:
+            return folder
+    but = "" if given is None else f"{given} is another one and "
+    remedy = f"run `rl-service models fetch {name}`" if name in KNOWN else "link it into the store"
+    raise FileNotFoundError(
+        f"{but}the store {store} has no model {name} with the SHA-256 {sha256[:12]}…; {remedy}, "
+        f"or give its folder with --base-model"
+    )
+
+
 def fingerprint(folder: Path) -> str:
     """SHA-256, hexadecimal, of what decides the outputs of the model in a folder.
 

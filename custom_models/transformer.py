@@ -12,7 +12,6 @@ A step is two tokens, its state and its action.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from custom_models.block_attention import block_attention
 from custom_models.configs import GPT2CriticSettings
 from custom_models.critic import PADDING_SEGMENT
 from custom_models.dropout import dropout
+from custom_models.model_store import find_model
 
 BLOCK_STEPS = 32
 """Steps whose queries share one window of keys. Smaller blocks waste less on keys out of reach,
@@ -84,14 +84,11 @@ def load_gpt2(config: GPT2CriticSettings) -> GPT2Model:
     """A GPT-2 with random weights of the configured size, or a pretrained one from a folder.
 
     Raises:
-        FileNotFoundError: if `config.pretrained` is not a folder with GPT-2 weights.
+        FileNotFoundError: if `config.pretrained` is no folder or name of a base model.
     """
     if config.pretrained is not None:
-        folder = Path(config.pretrained).expanduser()
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"{folder} holds no config.json of a pretrained GPT-2")
         return GPT2Model.from_pretrained(
-            folder,
+            find_model(config.pretrained),
             local_files_only=True,
             dtype=torch.float32,  # else that of the file, and half precision does not train here
             attn_pdrop=config.dropout,

@@ -23,7 +23,7 @@ class BestPolicy:
         self.path = path
         self._run_id = run_id
         self._algo = algo
-        self.score = _score_on_disk(path)
+        self.score = self._score_on_disk()
         """Mean episode return of the bundle's policy; None without a bundle or a score."""
 
     @property
@@ -63,7 +63,7 @@ class BestPolicy:
         """Takes an earlier best policy, such as that of a checkpoint, in place of this one."""
         with replacing_folder(self.path) as folder:
             shutil.copytree(bundle, folder, dirs_exist_ok=True)
-        self.score = _score_on_disk(self.path)
+        self.score = self._score_on_disk()
 
     def keep_any(self) -> None:
         """Writes the policy as it is now, without scores, if none was ever kept."""
@@ -91,11 +91,11 @@ class BestPolicy:
             },
         )
 
-
-def _score_on_disk(path: Path) -> float | None:
-    """Score of the bundle there is: it may be newer than the checkpoint of a killed run."""
-    try:
-        score = load_bundle(path).spec.evaluation.get("episode_return_mean")
-    except BundleError:  # absent, or damaged: the next policy replaces it
-        return None
-    return float(score) if isinstance(score, int | float) else None
+    def _score_on_disk(self) -> float | None:
+        """Score of the bundle there is: it may be newer than the checkpoint of a killed run."""
+        try:
+            spec = load_bundle(self.path, self._algo.settings.model.base_model).spec
+        except BundleError:  # absent, or damaged: the next policy replaces it
+            return None
+        score = spec.evaluation.get("episode_return_mean")
+        return float(score) if isinstance(score, int | float) else None

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, ModelConfig
+from custom_models.model_store import find_model
 from custom_models.spaces import ActionSpec
 from rl_service.config.text import one_line
 
@@ -28,12 +29,12 @@ def check_pretrained(model: ModelConfig) -> list[str]:
 def _gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
     if critic.pretrained is None:
         return []
-    folder = Path(critic.pretrained).expanduser()
     try:
+        folder = find_model(critic.pretrained)
         config = _read_config(folder)
         _check_weights(folder / WEIGHTS_FILE, config)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
         return [
             f"{where}.pretrained={critic.pretrained} holds no usable GPT-2: {reason}; give a "
             f"folder with {CONFIG_FILE} and {WEIGHTS_FILE} in Hugging Face format"
@@ -62,12 +63,14 @@ def check_prompts(
     from custom_models.llm_policy import build_writer  # transformers takes seconds to import
 
     try:
-        writer = build_writer(model, load_tokenizer(model), observation_size, action_spec)
         positions, layers = num_positions(model), num_layers(model)
+        if model.pretrained is not None and not model.random_weights:
+            _check_language_model(find_model(model.pretrained))
+        writer = build_writer(model, load_tokenizer(model), observation_size, action_spec)
     except (OSError, ValueError) as error:
         return [f"model llm_policy: {one_line(error)}"]
     needed = len(writer.task_tokens) + writer.max_tokens
-    needed += max(map(len, writer.action_tokens())) if model.action_scoring == "tokens" else 0
+    needed += max(map(len, writer.action_tokens), default=0)
     problems = []
     if positions is not None and needed > positions:
         problems.append(
@@ -83,11 +86,33 @@ def check_prompts(
     return problems
 
 
+def _check_language_model(folder: Path) -> None:
+    """Reads the headers of the weights, which say whether the files are whole."""
+    index = folder / f"{WEIGHTS_FILE}.index.json"
+    names = {WEIGHTS_FILE}
+    if index.is_file() and not (folder / WEIGHTS_FILE).is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder} has no {name}; weights in another format (pytorch_model.bin) are not "
+                f"read: save the model with save_pretrained of transformers"
+            )
+        _read_header(folder / name)
+
+
+def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights in a file, by name."""
+    try:
+        with safe_open(path, framework="np") as file:
+            names = file.keys()
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is truncated or foreign ({one_line(error)})") from error
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise ValueError(f"there is no {CONFIG_FILE}")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind != "gpt2":
         raise ValueError(f"its {CONFIG_FILE} is for model_type {kind}, not gpt2")
@@ -107,12 +132,7 @@ def _check_weights(path: Path, config: dict[str, Any]) -> None:
     """Compares the names and shapes in the file's header, all that is read, with the config."""
     if not path.is_file():
         raise ValueError(f"there is no {WEIGHTS_FILE}")
-    try:
-        with safe_open(path, framework="np") as file:
-            names = file.keys()
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-    except SafetensorError as error:
-        raise ValueError(f"{WEIGHTS_FILE} is truncated or foreign ({one_line(error)})") from error
+    shapes = _read_header(path)
     found = {name.removeprefix(_HEAD_MODEL_PREFIX): shape for name, shape in shapes.items()}
     for name, shape in _trunk_shapes(config).items():
         if name not in found:

@@ -17,12 +17,17 @@ from rl_service.tracking import Notify
 
 
 def register_best(
-    bundle: Path, tracking: TrackingSettings, output_dir: Path, notify: Notify
+    bundle: Path,
+    base_model: str | None,
+    tracking: TrackingSettings,
+    output_dir: Path,
+    notify: Notify,
 ) -> PolicyVersion | None:
     """Registers a bundle, under its environment, model and algorithm.
 
     Args:
         bundle: its folder.
+        base_model: folder or name of the language model that it was trained on, if any.
         tracking: may name the registry; else the environment does.
         output_dir: the registry lies in it, beside `checkpoints`, if neither names one.
         notify: told, in one line, why there is no version.
@@ -32,7 +37,8 @@ def register_best(
     """
     given = tracking.registry or os.environ.get(REGISTRY_VARIABLE)
     try:
-        return PolicyRegistry(given or str(output_dir / REGISTRY_FOLDER)).register(bundle)
+        registry = PolicyRegistry(given or str(output_dir / REGISTRY_FOLDER))
+        return registry.register(bundle, base_model=base_model)
     except RLServiceError as error:
         notify(f"the best policy is not in the registry: {error}")
         return None

@@ -203,7 +203,7 @@ class _Training:
         try:
             with interruptible():
                 result = evaluate(
-                    load_bundle(self.run.bundle_path),
+                    load_bundle(self.run.bundle_path, self.settings.model.base_model),
                     self.settings.env,
                     num_episodes=settings.final_num_episodes,
                     seed=self.settings.seed,
@@ -227,6 +227,7 @@ class _Training:
             with interruptible():
                 version = register_best(
                     self.run.bundle_path,
+                    self.settings.model.base_model,
                     self.settings.tracking,
                     self.run.output_dir,
                     self.observer.on_message,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from custom_models.configs import ModelConfig
-from custom_models.model_store import find_model, fingerprint
+from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
 from rl_service.config.settings import Settings
 from rl_service.errors import CheckpointError
 
@@ -37,22 +39,11 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is missing, damaged or of another kind of run.
     """
-    path = folder / STATE_FILE
-    if not path.is_file():
-        raise CheckpointError(f"{folder} holds no {STATE_FILE}; name a run folder of this service")
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} cannot be read: it is truncated or of another program "
-            f"({type(error).__name__}); resume from an older checkpoint"
-        ) from error
-    if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
-        raise CheckpointError(f"{path} is no training state of format {STATE_FORMAT}")
+    path, state = folder / STATE_FILE, _read(folder)
     if state.get("base_model") != base_model_sha256(settings.model):
         raise CheckpointError(
-            f"{path} was written with another base model than model.pretrained="
-            f"{getattr(settings.model, 'pretrained', None)} is now; put that one back"
+            f"{path} was written with another base model than {settings.model.base_model} is now; "
+            f"put that one back, or give its folder with --base-model"
         )
     for key, want in (
         ("model", settings.model.name),
@@ -68,6 +59,48 @@ def read_state(folder: Path, settings: Settings) -> dict[str, Any]:
             )
     learner = state.pop("learner")
     return {**_to_arrays(state), "learner": learner}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no {STATE_FILE}; name a run folder of this service")
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read: it is truncated or of another program "
+            f"({type(error).__name__}); resume from an older checkpoint"
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
+        raise CheckpointError(f"{path} is no training state of format {STATE_FORMAT}")
+    return state
+
+
+def locate_base_model(settings: Settings, checkpoint: Path, given: str | None) -> Settings:
+    """The settings of a run with the folder where its base model lies now.
+
+    Args:
+        settings: of the run; where they name the right model, they stay as they are.
+        checkpoint: folder of a training state, which knows the model's SHA-256.
+        given: a folder to look at before the model store.
+
+    Raises:
+        CheckpointError: if the model is not there, or the checkpoint is damaged.
+    """
+    model = settings.model
+    if not isinstance(model, LLMPolicyConfig) or model.base_model is None:
+        return settings
+    sha256 = _read(checkpoint).get("base_model")
+    with suppress(FileNotFoundError):
+        if given is None and base_model_sha256(model) == sha256:
+            return settings
+    name = os.path.basename(model.base_model)
+    try:
+        folder = find_by_fingerprint(str(sha256), name, given)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"the run needs its base model {name}: {error}") from error
+    return settings.model_copy(update={"model": model.with_base_model(str(folder.absolute()))})
 
 
 def base_model_sha256(model: ModelConfig) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_service.cli.models import BaseModelOption
 from rl_service.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -35,6 +36,7 @@ def evaluate(
     video: Annotated[
         Path | None, typer.Option(metavar="FILE.mp4", help="Write a video of the first episode.")
     ] = None,
+    base_model: BaseModelOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
@@ -45,7 +47,7 @@ def evaluate(
     from rl_service.evaluation import evaluate as play
     from rl_service.policies import load_bundle
 
-    runner = load_bundle(folder)
+    runner = load_bundle(folder, base_model)
     result = play(
         runner,
         runner.spec.env,

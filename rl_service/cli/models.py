@@ -8,6 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
+BaseModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the language model that the policy was trained on, if that is not in the "
+        "model store; its SHA-256 is checked.",
+    ),
+]
+"""`--base-model` of the commands that read policies."""
+
 models = typer.Typer(
     name="models",
     help="Fetch base language models into the local store, and list them.",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_service.cli.models import BaseModelOption
+
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.policies.registry import PolicyVersion
 
@@ -100,6 +102,7 @@ def register_policy(
         str | None, typer.Option(help="Of the policy; else ENV-MODEL-ALGORITHM, as training does.")
     ] = None,
     alias: Annotated[str | None, typer.Option(help="Also give it this alias.")] = None,
+    base_model: BaseModelOption = None,
     root: _Root = None,
 ) -> None:
     """Put a bundle folder into the registry, as the next version of its name."""
@@ -109,7 +112,7 @@ def register_policy(
     if alias is not None:
         check_alias(alias)  # before anything is written
     registry = PolicyRegistry(root)
-    version = registry.register(folder, name)
+    version = registry.register(folder, name, base_model)
     if alias is not None:
         version = registry.promote(version.name, version.version, alias)
     aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""

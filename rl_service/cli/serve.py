@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_service.cli.models import BaseModelOption
 from rl_service.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.serving.security import Tokens
     from rl_service.serving.server import Server
+    from rl_service.serving.sources import PolicySource
 
 
 def serve(
@@ -38,6 +40,7 @@ def serve(
     registry: Annotated[
         str | None, typer.Option(metavar="ROOT", help="Folder or URI of the policy registry.")
     ] = None,
+    base_model: BaseModelOption = None,
     replicas: Annotated[
         str, typer.Option(metavar="N|MIN:MAX", help="Processes that answer.")
     ] = "1",
@@ -50,10 +53,12 @@ def serve(
 ) -> None:
     """Serve policies over HTTP until Ctrl-C."""
     min_replicas, max_replicas = _replicas(replicas)
+    folder = None if base_model is None else str(Path(base_model).expanduser().absolute())
     log_folder = Path("runs", "serving", time.strftime("%Y%m%d-%H%M%S"))
     arguments = {
         "policies": policies,
         "registry": registry,
+        "base_model": folder,
         "token_file": None if token_file is None else str(token_file.absolute()),
         "log_folder": str(log_folder.absolute()),
         "min_replicas": min_replicas,
@@ -61,7 +66,9 @@ def serve(
         "canary": _share(canary),
     }
     tokens = _tokens(host, token_file)
-    examples = _examples(policies, registry)
+    from rl_service.serving.sources import find_sources
+
+    examples = _examples(find_sources(policies, registry, folder))
     from rl_service.runs.signals import StopRequest, interruptible
     from rl_service.serving.server import running_server
 
@@ -80,15 +87,15 @@ def _tokens(host: str, token_file: Path | None) -> Tokens:
     return tokens
 
 
-def _examples(policies: list[str], registry: str | None) -> dict[str, Any]:
+def _examples(sources: list[PolicySource]) -> dict[str, Any]:
     """An observation for each policy; all are loaded, so that mistakes show before Ray starts."""
     from rl_service.policies.bundle import load_bundle
     from rl_service.serving.openapi import example_observation
-    from rl_service.serving.sources import find_sources
 
-    sources = find_sources(policies, registry)
     return {
-        source.name: example_observation(load_bundle(source.fetch(source.wanted())).spec)
+        source.name: example_observation(
+            load_bundle(source.fetch(source.wanted()), source.base_model).spec
+        )
         for source in sources
     }
 

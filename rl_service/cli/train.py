@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_service.cli.interruption import told_if_interrupted
+from rl_service.cli.models import BaseModelOption
 from rl_service.errors import SettingsError, TrainingFailedError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -26,8 +27,8 @@ def train(
             "--model",
             "--model-name",
             "-m",
-            help="mlp or gpt2_critic; the paper's ppo_ex (PPO) and ppo_gpt (GPT2PPO) take its "
-            "Table I.",
+            help="mlp, gpt2_critic or llm_policy; the paper's ppo_ex (PPO) and ppo_gpt (GPT2PPO) "
+            "take its Table I.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -54,6 +55,7 @@ def train(
         str | None,
         typer.Option(metavar="RUN", help="Go on with a run: its folder, or its id under runs/."),
     ] = None,
+    base_model: BaseModelOption = None,
     output_dir: Annotated[
         str | None,
         typer.Option("--output-dir", "-o", help="Folder for runs/ and checkpoints/."),
@@ -87,8 +89,12 @@ def train(
     with told_if_interrupted():
         if resume is not None:
             _refuse_beside_resume({**names, **flags, "config": config})
-            run, loaded = _resumed(resume, iterations, overrides or [])
+            run, loaded = _resumed(resume, iterations, overrides or [], base_model)
         else:
+            if base_model is not None:
+                raise SettingsError(
+                    "--base-model goes with --resume; a new run takes --set model.pretrained=DIR"
+                )
             loaded = _load(config, names, flags, overrides or [])
             run = _created(loaded.settings)
         result = _run(loaded, run)
@@ -158,14 +164,19 @@ def _refuse_beside_resume(given: dict[str, Any]) -> None:
 
 
 def _resumed(
-    resume: str, iterations: int | None, overrides: list[str]
+    resume: str, iterations: int | None, overrides: list[str], base_model: str | None
 ) -> tuple[Run, LoadedSettings]:
     from rl_service.checks import check_folder, check_machine
     from rl_service.config.resume import change_settings
     from rl_service.runs import Run
 
     run = Run.open(resume)
-    loaded = change_settings(run.settings, iterations=iterations, overrides=overrides)
+    settings, checkpoint = run.settings, run.checkpoints.latest()
+    if checkpoint is not None and settings.model.base_model is not None:
+        from rl_service.algorithms.state import locate_base_model  # torch takes seconds to load
+
+        settings = locate_base_model(settings, checkpoint, base_model)
+    loaded = change_settings(settings, iterations=iterations, overrides=overrides)
     problems = [*check_machine(loaded.settings), *check_folder(run.path)]
     if problems:
         raise SettingsError(problems)

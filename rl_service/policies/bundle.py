@@ -8,6 +8,7 @@ reproduce recorded outputs. So training and serving cannot drift apart.
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from custom_models.actor import Actor
 from custom_models.configs import LLMPolicyConfig, ModelConfig
 from custom_models.critic import Critic
-from custom_models.model_store import find_model, fingerprint
+from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
 from custom_models.nets import ActorCritic, build_actor, build_critic
 from rl_service.config.settings import EnvSettings
 from rl_service.errors import BundleError
@@ -95,6 +96,7 @@ def write_bundle(
         OutputError: if the folder cannot be written; an earlier bundle there stays whole.
     """
     weights = safetensors.torch.save(_whole_weights(net))
+    model, base_model = _named_base_model(net.whole_config)
     runner = PolicyRunner(net.actor, observation_space.shape, net.action_spec, normalizer)
     actions = space_spec(action_space)
     try:
@@ -103,8 +105,8 @@ def write_bundle(
             observation_space=BoxSpec.from_space(observation_space),
             action_space=actions,
             action_mapping=action_mapping(actions),
-            model=net.whole_config,
-            base_model=_base_model(net.config),
+            model=model,
+            base_model=base_model,
             context_length=net.config.num_context_steps + 1,
             observation_filter=normalizer and FilterSpec.from_normalizer(normalizer),
             value_mean=value_mean,
@@ -125,20 +127,27 @@ def write_bundle(
     return path
 
 
-def load_bundle(path: str | Path) -> BundledPolicy:
+def load_bundle(path: str | Path, base_model: str | None = None) -> BundledPolicy:
     """Reads a bundle and proves that it acts as it did when it was written.
 
     A language model then acts on a GPU, if this process sees one; small nets stay on the CPU.
 
+    Args:
+        path: its folder.
+        base_model: folder or name of the language model that it was trained on, if that is not
+            in the model store; its SHA-256 must be the one in the bundle.
+
     Raises:
         BundleError: if a file is missing, truncated, foreign or edited, if a weight is not
-            finite, or if the policy does not reproduce its recorded outputs to 1e-5.
+            finite, if its base model is not there, or if the policy does not reproduce its
+            recorded outputs to 1e-5.
     """
     path = Path(path)
     spec = read_spec(path)
     weights = _read_weights(path / WEIGHTS_FILE, spec)
     own = {k.removeprefix(_ACTOR): v for k, v in weights.items() if k.startswith(_ACTOR)}
-    policy = BundledPolicy(_fit_actor(path / WEIGHTS_FILE, own, spec), spec)
+    model = _with_base_model(path, spec, base_model)
+    policy = BundledPolicy(_fit_actor(path / WEIGHTS_FILE, own, spec, model), spec)
     _check_parity(policy, path)
     if isinstance(spec.model, LLMPolicyConfig) and torch.cuda.is_available():
         policy.actor.cuda()
@@ -174,9 +183,14 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
     return critic.requires_grad_(False).eval(), spec
 
 
-def _base_model(config: ModelConfig) -> BaseModelSpec | None:
-    name = config.base_model
-    return None if name is None else BaseModelSpec(name=name, sha256=fingerprint(find_model(name)))
+def _named_base_model(config: ModelConfig) -> tuple[ModelConfig, BaseModelSpec | None]:
+    """The settings of a model and its base model, whose folder is left out but for its name."""
+    if not isinstance(config, LLMPolicyConfig) or config.base_model is None:
+        return config, None
+    folder = find_model(config.base_model)
+    name = os.path.basename(os.path.abspath(folder))
+    spec = BaseModelSpec(name=name, sha256=fingerprint(folder))
+    return config.with_base_model(name), spec
 
 
 def _whole_weights(net: ActorCritic) -> dict[str, Tensor]:
@@ -222,14 +236,15 @@ def _read_weights(path: Path, spec: PolicySpec) -> dict[str, Tensor]:
     return weights
 
 
-def _fit_actor(path: Path, weights: dict[str, Tensor], spec: PolicySpec) -> Actor:
+def _fit_actor(
+    path: Path, weights: dict[str, Tensor], spec: PolicySpec, model: ModelConfig
+) -> Actor:
     """An actor of the described size with the given weights, both compared before any use."""
-    _check_base_model(path.parent, spec)
     sizes = spec.observation_space.size, spec.action_spec
-    outline, expected = _outline(path, spec)
+    outline, expected = _outline(path, spec, model)
     _check_layout(path, _ACTOR, expected, weights)
-    if isinstance(spec.model, LLMPolicyConfig):
-        actor = build_actor(spec.model, *sizes)
+    if isinstance(model, LLMPolicyConfig):
+        actor = build_actor(model, *sizes)
         actor.load_state_dict(weights, strict=False)
     else:
         actor = outline
@@ -251,9 +266,9 @@ def _check_layout(
         )
 
 
-def _outline(path: Path, spec: PolicySpec) -> tuple[Actor, dict[str, Tensor]]:
+def _outline(path: Path, spec: PolicySpec, model: ModelConfig) -> tuple[Actor, dict[str, Tensor]]:
     """The described actor and the weights of its own: shapes without memory."""
-    model, sizes = spec.model, (spec.observation_space.size, spec.action_spec)
+    sizes = spec.observation_space.size, spec.action_spec
     on_base_model = False
     problems: list[str] = []
     try:
@@ -271,20 +286,20 @@ def _outline(path: Path, spec: PolicySpec) -> tuple[Actor, dict[str, Tensor]]:
     return actor, actor.trainable_state() if on_base_model else actor.own_state()
 
 
-def _check_base_model(path: Path, spec: PolicySpec) -> None:
-    """The bundle holds what differs from its base model; the rest must be that very model."""
-    needed = spec.base_model
-    if needed is None:
-        return
+def _with_base_model(path: Path, spec: PolicySpec, given: str | None) -> ModelConfig:
+    """The described model on the folder of its base model.
+
+    The bundle holds what differs from it, and its SHA-256: what it is called, which may be a path
+    in bundles that were written earlier, opens nothing.
+    """
+    if spec.base_model is None or not isinstance(spec.model, LLMPolicyConfig):
+        return spec.model
+    name = os.path.basename(spec.base_model.name)
     try:
-        folder = find_model(needed.name)
+        folder = find_by_fingerprint(spec.base_model.sha256, name, given)
     except FileNotFoundError as error:
-        raise BundleError(f"{path} needs the base model {needed.name}: {error}") from error
-    if fingerprint(folder) != needed.sha256:
-        raise BundleError(
-            f"{path} was trained on another base model than the {needed.name} in {folder}: its "
-            f"sha256 is not {needed.sha256[:12]}…; get the one that it was trained on"
-        )
+        raise BundleError(f"{path} needs the base model {name}: {error}") from error
+    return spec.model.with_base_model(str(folder))
 
 
 def _layout(value: Tensor) -> str:
@@ -297,7 +312,13 @@ def _check_parity(policy: BundledPolicy, path: Path) -> None:
     except Exception as failure:  # a stranger's net may fail in any way
         raise BundleError(f"{path} cannot act on its recorded observations") from failure
     if not error <= PARITY_TOLERANCE:
+        reason = "the bundle was edited, export the policy again"
+        if not policy.actor.reads_as_before:
+            reason = (
+                "it was edited, or an earlier release tokenised its prompts otherwise: train it"
+            )
+            reason += " again"
         raise BundleError(
             f"{path} fails its parity check: recorded outputs differ by {error:.1e} "
-            f"(allowed {PARITY_TOLERANCE:.0e}); the bundle was edited, export the policy again"
+            f"(allowed {PARITY_TOLERANCE:.0e}); {reason}"
         )

@@ -167,9 +167,9 @@ class BaseModelSpec(_Strict):
     """A language model that the bundle's weights are to be put into, or whose tokenizer it uses."""
 
     name: Annotated[ModelName, Field(min_length=1)]
-    """As the run's settings gave it: that of a fetched model, or a folder."""
+    """Of its folder, for people; the model is found by its fingerprint."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Its fingerprint: another model under the same name is refused."""
+    """Its fingerprint."""
 
 
 class PolicySpec(_Strict):

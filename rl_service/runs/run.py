@@ -103,8 +103,11 @@ class Run:
         """
         if settings == self.settings:
             return self
+        changed = Run(self.path, settings)
+        if changed.bundle_path != self.bundle_path and self.bundle_path.exists():
+            self.bundle_path.rename(changed.bundle_path)  # its base model lies elsewhere now
         write_atomic(self.path / _CONFIG, dump_settings(settings))
-        return Run(self.path, settings)
+        return changed
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -45,6 +45,9 @@ class Arguments(BaseModel):
     policies: tuple[str, ...] = Field(min_length=1)
     """`[NAME=]POLICY` each."""
     registry: str | None = None
+    base_model: str | None = None
+    """Folder of the language model that the policies were trained on, if that is not in the model
+    store; on every node that runs a replica."""
     token_file: str | None = None
     """On every node that runs a replica."""
     log_folder: str | None = None
@@ -96,7 +99,7 @@ class PolicyService:
         tokens = Tokens(Path(given.token_file) if given.token_file else None)
         check_exposure(with_tokens=tokens.required)
         self._engine = Engine(
-            find_sources(given.policies, given.registry),
+            find_sources(given.policies, given.registry, given.base_model),
             given.limits,
             self._shared,
             self._metrics,

@@ -196,4 +196,4 @@ def _read_critic(source: PolicySource, version: int) -> CriticRunner:
 
 
 def _read_bundle(source: PolicySource, version: int) -> BundledPolicy:
-    return load_bundle(source.fetch(version))
+    return load_bundle(source.fetch(version), source.base_model)

@@ -23,6 +23,9 @@ _RENAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})=(?P<reference>
 class PolicySource(Protocol):
     """One served name. Its methods may read files or the network, so they run in a thread."""
 
+    base_model: str | None
+    """Folder of the language model that it was trained on, if that is not in the model store."""
+
     @property
     def name(self) -> str:
         """In the routes."""
@@ -47,6 +50,8 @@ class ZooSource:
         name: in the routes.
         path: of the bundle.
     """
+
+    base_model: str | None = None
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self._path = name, path
@@ -75,6 +80,8 @@ class FolderSource:
         name: in the routes.
         path: of the bundle.
     """
+
+    base_model: str | None = None
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self._path = name, path
@@ -133,6 +140,8 @@ class RegistrySource:
         registry: where it is.
     """
 
+    base_model: str | None = None
+
     def __init__(self, name: str, reference: str, registry: PolicyRegistry) -> None:
         self.name = name
         self._text, self._registry = reference, registry
@@ -162,12 +171,15 @@ class RegistrySource:
             self._registry.withdraw(self._reference.name, version, to=serves)
 
 
-def find_sources(policies: Iterable[str], registry_root: str | None) -> list[PolicySource]:
+def find_sources(
+    policies: Iterable[str], registry_root: str | None, base_model: str | None = None
+) -> list[PolicySource]:
     """The sources of `[NAME=]POLICY` arguments.
 
     Args:
         policies: each a bundle folder, `name`, `name@alias`, `name:version` or `zoo:NAME`.
         registry_root: see `PolicyRegistry`.
+        base_model: see `load_bundle`.
 
     Raises:
         SettingsError: if two would have the same name.
@@ -176,6 +188,8 @@ def find_sources(policies: Iterable[str], registry_root: str | None) -> list[Pol
     """
     registry = PolicyRegistry(registry_root)
     sources = [_source(policy, registry) for policy in policies]
+    for source in sources:
+        source.base_model = base_model
     if not sources:
         raise SettingsError("there is no policy to serve; give a folder, name@alias or zoo:NAME")
     names = [source.name for source in sources]

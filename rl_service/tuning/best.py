@@ -96,25 +96,28 @@ def _keep(
         raise OSError("it has no checkpoint")
     values = view.values
     with trial.checkpoint.as_directory() as folder:
-        seed = _best_seed(plan, Path(folder))
+        base_model = plan.space.settings(values, plan.base.seed).model.base_model
+        seed = _best_seed(plan, Path(folder), base_model)
         settings = plan.space.settings(values, seed)
         bundle = _destination(settings, storage.name)
         remedy = "mend that, and go on with rl-service tune --resume"
         with replacing_folder(bundle, f"{remedy} {storage}") as empty:
             shutil.copytree(Path(folder, seed_folder(seed), BUNDLE), empty, dirs_exist_ok=True)
-    played = _play(settings, bundle, notify)
+    played = _play(settings, bundle, base_model, notify)
     output_dir = Path(os.path.abspath(settings.tracking.output_dir))
-    registered = register_best(bundle, settings.tracking, output_dir, notify)
+    registered = register_best(bundle, base_model, settings.tracking, output_dir, notify)
     return BestOfTrials(view, settings, bundle, played, registered)
 
 
-def _play(settings: Settings, bundle: Path, notify: Notify) -> EvaluationResult | None:
+def _play(
+    settings: Settings, bundle: Path, base_model: str | None, notify: Notify
+) -> EvaluationResult | None:
     """The final episodes; None if the settings ask for none."""
     evaluation = settings.evaluation
     if evaluation.final_num_episodes == 0:
         return None
     result = evaluate(
-        load_bundle(bundle),
+        load_bundle(bundle, base_model),
         settings.env,
         num_episodes=evaluation.final_num_episodes,
         seed=settings.seed + FRESH_SEED_OFFSET,
@@ -127,13 +130,13 @@ def _play(settings: Settings, bundle: Path, notify: Notify) -> EvaluationResult 
     return result
 
 
-def _best_seed(plan: TuningPlan, checkpoint: Path) -> int:
+def _best_seed(plan: TuningPlan, checkpoint: Path, base_model: str | None) -> int:
     """The seed whose best policy has the highest score."""
     scores: dict[int, float] = {}
     for seed in member_seeds(plan.base.seed, plan.tuning.num_seeds):
         folder = checkpoint / seed_folder(seed) / BUNDLE
         if folder.exists():
-            score = load_bundle(folder).spec.evaluation.get("episode_return_mean")
+            score = load_bundle(folder, base_model).spec.evaluation.get("episode_return_mean")
             scores[seed] = float(score) if isinstance(score, int | float) else float("-inf")
     if not scores:
         raise OSError("its checkpoint holds no policy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
-from rl_service.algorithms.batch import critic_inputs
+from custom_models.model_store import STORE_VARIABLE
+from rl_service.algorithms.batch import build_learner_batch, critic_inputs
+from rl_service.algorithms.views import shuffled
 from rl_service.checks import check_settings
+from rl_service.cli.train import _resumed as resumed
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
 from rl_service.errors import BundleError, CheckpointError, ObservationError
 from rl_service.policies import load_bundle
@@ -128,6 +133,25 @@ def test_resumed_training_equals_unbroken_training(tmp_path: Path, build: Any) -
     assert_resume_is_exact(build, small_settings(SMALL, workers=2, env="CartPole-v1"), tmp_path, 1)
 
 
+@pytest.mark.parametrize("algorithm", [PPOSettings, TRPOSettings], ids=["ppo", "trpo"])
+def test_before_the_first_step_a_learner_in_bfloat16_finds_the_ratio_1(
+    algorithm: type[OnPolicySettings], build: Any
+) -> None:
+    """Its workers sample in float32."""
+    model = LORA.model_copy(update={"task": "Hold.\n"})
+    base = small_settings(model, env="CartPole-v1", algorithm=algorithm)
+    low = base.resources.model_copy(update={"learner_precision": "bfloat16"})
+    policy = build(base.model_copy(update={"resources": low})).learner_policy
+    samples = build(base).env_runner.sample(64)
+    rows = build_learner_batch(policy, samples).actor
+    for part in shuffled(rows, policy.permutation(64), 4):
+        dist = policy.action_distribution(part.inputs)
+        ratio = (dist.log_prob(part.actions) - part.action_logp).exp()
+        torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-6)
+        kl = policy.sampling_distribution(part).kl(dist).detach()
+        assert float(kl.abs().max()) < 1e-6
+
+
 def test_weights_that_never_change_do_not_travel(build: Any) -> None:
     algorithm = build(small_settings(SMALL))
     names = set(algorithm.learner_policy.get_weights())
@@ -148,9 +172,10 @@ def test_a_bundle_holds_what_differs_from_its_base_model(
     run = Run.create(settings, command=[])
     result = train(settings, observer=Recorder(), run=run)
     assert result.policy is not None
-    policy = load_bundle(result.policy)
+    policy = load_bundle(result.policy, str(base_model))
     assert policy.spec.base_model is not None
-    assert policy.spec.base_model.name == str(base_model)
+    assert policy.spec.base_model.name == base_model.name
+    assert result.registered is not None
     base_bytes = (base_model / "model.safetensors").stat().st_size
     assert (run.bundle_path / "policy.safetensors").stat().st_size < base_bytes / 10
     obs = np.zeros((3, 4), np.float32)
@@ -165,11 +190,118 @@ def test_a_bundle_refuses_another_base_model(base_model: Path, tmp_path: Path, b
     train(settings, observer=Recorder(), run=run)
     weights = (own / "model.safetensors").read_bytes()
     (own / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    with pytest.raises(BundleError, match="was trained on another base model"):
+    with pytest.raises(BundleError, match=r"needs the base model own_base: .*own_base is another"):
+        load_bundle(run.bundle_path, str(own))
+    with pytest.raises(BundleError, match=r"has no model own_base .* --base-model"):
         load_bundle(run.bundle_path)
-    shutil.rmtree(own)
-    with pytest.raises(BundleError, match="needs the base model"):
+    with pytest.raises(BundleError, match="no base model nowhere"):
+        load_bundle(run.bundle_path, "nowhere")
+
+
+def test_a_bundle_finds_its_base_model_by_its_contents_and_opens_no_path(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Any
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
+    own, store = tmp_path / "own_base", tmp_path / "store"
+    shutil.copytree(base_model, own)
+    settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
+    run = Run.create(settings, command=[])
+    train(settings, observer=Recorder(), run=run)
+    path = run.bundle_path / "policy.json"
+    assert str(tmp_path) not in path.read_text()
+    with pytest.raises(BundleError, match="needs the base model own_base"):
         load_bundle(run.bundle_path)
+    shutil.copytree(base_model, store / "another name")
+    load_bundle(run.bundle_path)
+    # As bundles were written earlier, by the path that training was given.
+    spec = json.loads(path.read_text())
+    spec["base_model"]["name"] = spec["model"]["pretrained"] = str(own)
+    path.write_text(json.dumps(spec))
+    load_bundle(run.bundle_path)
+    (store / "another name").rename(tmp_path / "gone")
+    with pytest.raises(BundleError, match="needs the base model own_base"):
+        load_bundle(run.bundle_path)
+
+
+def test_a_run_goes_on_where_its_base_model_lies_now(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Any
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
+    own, moved = tmp_path / "own_base", tmp_path / "moved"
+    shutil.copytree(base_model, own)
+    settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
+    run = Run.create(settings, command=[])
+    train(settings, observer=Recorder(), run=run)
+    score = json.loads((run.bundle_path / "policy.json").read_text())["evaluation"]
+    own.rename(moved)
+    with pytest.raises(CheckpointError, match=r"needs its base model own_base: .* --base-model"):
+        resumed(str(run.path), 2, [], None)
+    with pytest.raises(CheckpointError, match="is another one"):
+        resumed(str(run.path), 2, [], str(gpt2_tokenizer_folder()))
+    run, loaded = resumed(str(run.path), 2, [], str(moved))
+    result = train(loaded.settings, observer=Recorder(), run=run)
+    assert (result.status, result.iterations) == ("finished", 2)
+    best = load_bundle(str(result.policy), str(moved)).spec.evaluation
+    assert best["episode_return_mean"] >= score["episode_return_mean"]
+    assert len(list((tmp_path / "checkpoints").glob("*/*/*"))) == 1
+    shutil.copytree(moved, tmp_path / "store" / "renamed")
+    shutil.rmtree(moved)
+    _, loaded = resumed(str(run.path), 3, [], None)
+    assert loaded.settings.model.base_model == str(tmp_path / "store" / "renamed")
+
+
+def test_a_run_whose_prompts_had_other_tokens_is_refused(tmp_path: Path, build: Any) -> None:
+    """As those of earlier releases had, where a tokenizer adds BOS."""
+    tokenizer = load_tokenizer(SMALL)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        "<s> $A", "<s> $A $B", [("<s>", tokenizer.bos_token_id)]
+    )
+    tokenizer.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "config.json").write_text('{"model_type": "gpt2"}')
+    model = SMALL.model_copy(update={"tokenizer": str(tmp_path / "base")})
+    settings = small_settings(model, env="CartPole-v1")
+    first = build(settings)
+    first.train()
+    first.save_checkpoint(str(tmp_path))
+    build(settings).load_checkpoint(str(tmp_path))
+    path = tmp_path / "training_state.pt"
+    state = torch.load(path, weights_only=True)
+    del state["whole_prompts"]
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="tokenised prompts in pieces"):
+        build(settings).load_checkpoint(str(tmp_path))
+
+
+def test_folders_that_are_no_language_model_are_refused_before_anything_starts(
+    base_model: Path, tmp_path: Path
+) -> None:
+    def problem(change: Callable[[Path], object]) -> str:
+        own = tmp_path / "own"
+        shutil.copytree(base_model, own)
+        change(own)
+        (found,) = check_settings(small_settings(on(own), env="CartPole-v1"))
+        shutil.rmtree(own)
+        return found
+
+    assert "own has no model.safetensors" in problem(
+        lambda own: (own / "model.safetensors").rename(own / "pytorch_model.bin")
+    )
+    assert "model.safetensors is truncated" in problem(
+        lambda own: (own / "model.safetensors").write_bytes(b"\x08")
+    )
+    assert "own has no tokenizer" in problem(
+        lambda own: [
+            path.unlink()
+            for path in own.glob("*")
+            if path.name[0] in "tmv" and "safe" not in path.name
+        ]
+    )
+    assert "the tokenizer in" in problem(lambda own: (own / "tokenizer.json").write_text("{}"))
+    assert "cannot be read" in problem(lambda own: (own / "config.json").write_text("{"))
+    assert "which is no causal language model" in problem(
+        lambda own: (own / "config.json").write_text('{"model_type": "vit"}')
+    )
 
 
 def test_a_prompt_beyond_the_models_positions_is_refused_before_anything_starts() -> None:

@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
+from custom_models.configs import GPT2CriticSettings
+from custom_models.model_store import STORE_VARIABLE
+from custom_models.transformer import load_gpt2
 from rl_service import checks
 from rl_service.checks import check_output, check_settings
 from rl_service.config import Settings, load_settings
@@ -114,6 +117,15 @@ def test_a_gpt2_with_its_language_head_is_accepted(tmp_path: Path) -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=64, vocab_size=4, n_inner=12)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     assert pretrained_problems(tmp_path) == []
+
+
+def test_a_critics_weights_are_found_by_their_name_in_the_store(
+    gpt2_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, str(gpt2_folder.parent))
+    assert pretrained_problems(Path(gpt2_folder.name)) == []
+    loaded = load_gpt2(GPT2CriticSettings(pretrained=gpt2_folder.name))
+    assert (loaded.config.n_embd, loaded.config.n_positions) == (8, 64)
 
 
 def test_weights_of_another_model_are_refused(gpt2_folder: Path) -> None:
