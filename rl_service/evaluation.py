@@ -69,19 +69,19 @@ class EvaluationResult:
         means: npt.NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
         return means
 
-    def cut_off_text(self, max_episode_steps: int, setting: str) -> str | None:
+    def cut_off_text(self, max_episode_steps: int, remedy: str) -> str | None:
         """What to say of unfinished episodes, in one line; None if there are none.
 
         Args:
             max_episode_steps: of the evaluation.
-            setting: what the user raises it with.
+            remedy: what to do if they need more.
         """
         if not self.unfinished:
             return None
         return (
             f"{len(self.unfinished)} of {len(self.returns)} evaluated episodes had not ended after "
             f"{max_episode_steps:,} env steps and were cut off; they count with their return up to "
-            f"there (raise {setting} if they need more)"
+            f"there; {remedy}"
         )
 
 

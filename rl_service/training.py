@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_service.best_policy import BestPolicy
-from rl_service.config.settings import Settings
+from rl_service.config.settings import CUT_REMEDY, Settings
 from rl_service.errors import EnvError, WorkersLostError
 from rl_service.evaluation import EvaluationResult, evaluate
 from rl_service.policies.bundle import load_bundle
@@ -183,7 +183,7 @@ class _Training:
 
     def _tell_of_cuts(self, result: EvaluationResult) -> None:
         limit = self.settings.evaluation.max_episode_steps
-        text = result.cut_off_text(limit, "evaluation.max_episode_steps")
+        text = result.cut_off_text(limit, CUT_REMEDY)
         if text is not None and text not in self._told:
             self._told.add(text)
             self.observer.on_message(text)

@@ -58,7 +58,7 @@ def evaluate(
         on_message=lambda text: typer.echo(text, err=True),
     )
     _print_table(result, seed, running_rew_len)
-    if cuts := result.cut_off_text(max_episode_steps, "--max-episode-steps"):
+    if cuts := result.cut_off_text(max_episode_steps, "raise --max-episode-steps"):
         typer.echo(cuts)
     if video is not None:
         typer.echo(f"video: {video}")

@@ -82,6 +82,11 @@ class StopSettings(Group):
 
 MAX_EVALUATED_STEPS = 10_000
 """Env steps that an episode of an evaluation may take unless the settings say another number."""
+CUT_REMEDY = (
+    "if they never end, set env.max_episode_steps; if they need more steps, raise "
+    "evaluation.max_episode_steps"
+)
+"""What to do about episodes that evaluations cut off."""
 
 
 class EvaluationSettings(Group):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ray.tune.experiment import Trial
 
-from rl_service.config.settings import Settings
+from rl_service.config.settings import CUT_REMEDY, Settings
 from rl_service.config.text import one_line
 from rl_service.errors import RLServiceError, TuningError
 from rl_service.evaluation import EvaluationResult, evaluate
@@ -124,7 +124,7 @@ def _play(
         max_episode_steps=evaluation.max_episode_steps,
         on_message=notify,
     )
-    cuts = result.cut_off_text(evaluation.max_episode_steps, "evaluation.max_episode_steps")
+    cuts = result.cut_off_text(evaluation.max_episode_steps, CUT_REMEDY)
     if cuts:
         notify(cuts)
     return result

@@ -133,6 +133,7 @@ def test_an_environment_that_never_ends_is_evaluated_up_to_a_limit(tmp_path: Pat
     assert row["evaluation/num_unfinished_episodes"] == 1
     [message] = observer.messages
     assert message.startswith("1 of 1 evaluated episodes had not ended after 30 env steps")
+    assert "set env.max_episode_steps" in message
     assert scores(run)["num_unfinished_episodes"] == 1
 
 
