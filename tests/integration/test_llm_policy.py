@@ -28,7 +28,10 @@ from rl_service.policies import load_bundle
 from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, context_rows, segment_ids
 from rl_service.runs import Run
+from rl_service.serving.loading import _read_bundle
+from rl_service.serving.sources import find_sources
 from rl_service.training import train
+from tests.conftest import Command
 from tests.support.base_models import gpt2_tokenizer_folder
 from tests.support.language_models import (
     FULL,
@@ -199,7 +202,7 @@ def test_a_bundle_refuses_another_base_model(base_model: Path, tmp_path: Path, b
 
 
 def test_a_bundle_finds_its_base_model_by_its_contents_and_opens_no_path(
-    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Any
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rl_service: Command
 ) -> None:
     monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
     own, store = tmp_path / "own_base", tmp_path / "store"
@@ -209,8 +212,12 @@ def test_a_bundle_finds_its_base_model_by_its_contents_and_opens_no_path(
     train(settings, observer=Recorder(), run=run)
     path = run.bundle_path / "policy.json"
     assert str(tmp_path) not in path.read_text()
-    with pytest.raises(BundleError, match="needs the base model own_base"):
-        load_bundle(run.bundle_path)
+    bundle, given = str(run.bundle_path), ("--base-model", str(own))
+    assert "needs the base model own_base" in rl_service("evaluate", bundle, "-ne", "1").refusal
+    assert rl_service("evaluate", bundle, "-ne", "1", *given).status == 0
+    assert rl_service("policies", "register", bundle, *given).status == 0
+    [source] = find_sources([bundle], None, str(own))
+    assert _read_bundle(source, source.wanted()).spec.env.id == "CartPole-v1"
     shutil.copytree(base_model, store / "another name")
     load_bundle(run.bundle_path)
     # As bundles were written earlier, by the path that training was given.

@@ -75,7 +75,7 @@ def test_a_machine_that_is_too_slow_twice_is_told_in_one_line(tmp_path: Path) ->
     assert line.startswith("error: Ray did not start on this machine (The current node timed out")
 
 
-@pytest.mark.parametrize("command", [["serve", "zoo:lunarlander"], ["train", "-e", "CartPole-v1"]])
+@pytest.mark.parametrize("command", [["serve", "zoo:lunarlander"], ["train", "-m", "mlp"]])
 def test_a_home_that_cannot_be_written_is_named_with_what_helps(
     command: list[str], tmp_path: Path
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_home_that_cannot_be_written_is_named_with_what_helps(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 2, done.stderr
     [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
