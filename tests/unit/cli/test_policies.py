@@ -46,7 +46,7 @@ def test_an_alias_moves_by_hand(bundle: Path, write_test_bundle: WriteTestBundle
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["none"], "cannot be read: no such file or directory; a bundle is a folder with"),
+        (["none"], "none is no policy bundle: no such folder"),
         (["bundle", "--name", "Mine"], "is no policy name"),
         (["bundle", "--alias", "a/b"], "is no alias"),
     ],
