@@ -93,8 +93,8 @@ ORDER = [
         "rl_service.serving.calls",
         "rl_service.serving.page",
     ],
-    ["rl_service.serving.async_client"],
-    ["rl_service.serving.client"],
+    ["rl_service.serving.async_client", "rl_service.serving.haproxy"],
+    ["rl_service.serving.client", "rl_service.serving.edge"],
     ["rl_service.serving.schemas", "rl_service.serving.security", "rl_service.serving.sessions"],
     [
         "rl_service.serving.batching",

@@ -1,0 +1,101 @@
+"""Around Serve: which headers reach it, which of its answers leave it, how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from rl_service.serving import edge
+
+
+async def serve_like(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers as Serve does at `/404` and so on; elsewhere with what has reached it."""
+    request = Request(scope, receive)
+    status = request.url.path.removeprefix("/")
+    response: Response
+    if status.isdigit():
+        response = PlainTextResponse("Path not found. Ping /-/routes.", int(status))
+    else:
+        headers = {name: value for name, value in request.headers.items() if name != "host"}
+        body = (await request.body()).decode()
+        response = JSONResponse({"headers": headers, "body": body})
+    await response(scope, receive, send)
+
+
+def ask(path: str, method: str = "GET", **arguments: Any) -> httpx.Response:
+    async def play() -> httpx.Response:
+        transport = httpx.ASGITransport(app=edge.Edge(serve_like))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **arguments)
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(("answered", "status"), [(404, 503), (503, 503), (500, 500), (408, 408)])
+def test_errors_of_serves_own_get_our_shape(answered: int, status: int) -> None:
+    reply = ask(f"/{answered}", headers={"X-Request-ID": "mine"})
+    assert reply.status_code == status
+    assert reply.json()["error"]["request_id"] == reply.headers["X-Request-ID"] == "mine"
+    assert ("Retry-After" in reply.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("given", [b"\xff", b"i" * 129, b"a b", b""])
+def test_a_request_id_that_is_no_plain_word_is_replaced(given: bytes) -> None:
+    shown = ask("/", headers={"X-Request-ID": given}).json()["headers"]["x-request-id"]
+    assert shown != given.decode("latin-1") and len(shown) == 16
+
+
+def test_clients_have_no_say_in_what_serve_reads_of_its_own() -> None:
+    serves = {"X-Request-Timeout-Seconds": "1e-9", "serve_multiplexed_model_id": "m"}
+    headers = ask("/", headers={**serves, "X-Request-ID": "mine", "Kept": "k"}).json()["headers"]
+    assert (headers["x-request-id"], headers["kept"]) == ("mine", "k")
+    assert headers.keys().isdisjoint(name.lower() for name in serves)
+
+
+def test_a_body_reaches_serve_whole() -> None:
+    assert ask("/", "POST", content=b"a" * 100_000).json()["body"] == "a" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\nHost:", b""),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000, b"400"),
+        (b"no HTTP\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b"408"),
+    ],
+    ids=["nothing", "half a head", "a long head", "no HTTP", "no body"],
+)
+def test_a_connection_that_sends_no_request_is_closed(
+    sent: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "HEAD_TIMEOUT_S", 0.2)
+
+    async def play() -> bytes:
+        loop = asyncio.get_running_loop()
+        config = uvicorn.Config(edge.Edge(serve_like), log_config=None, lifespan="off")
+        state = uvicorn.server.ServerState()
+        server = await loop.create_server(
+            lambda: edge.Connection(config, state, {}), "127.0.0.1", 0
+        )
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(sent)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = asyncio.run(play())
+    assert answer[9:12] == status
+    if status:
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert error.keys() == {"code", "message", "request_id"}
