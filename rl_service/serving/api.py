@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -75,6 +77,7 @@ class Api:
         ]
         open_routes: list[tuple[str, str, Handler]] = [
             ("GET", "/healthz", self._healthz),
+            ("GET", "/readyz", self._readyz),
             ("GET", "/docs", self._docs),
             ("GET", "/", self._start),
         ]
@@ -95,19 +98,18 @@ class Api:
         async def endpoint(request: Request) -> Response:
             started = time.perf_counter()
             request_id = _request_id(request)
-            self._ongoing += not is_open
-            self._metrics.ongoing.set(self._ongoing)
             fields: dict[str, Any] = {"request_id": request_id, "method": method, "route": path}
             try:
-                if not is_open:
-                    self._admit(request, fields)
-                answer = await handler(request, request_id)
+                if is_open:
+                    answer = await handler(request, request_id)
+                else:
+                    self._check_token(request, fields)
+                    request.state.body = await self._body(request) if method == "POST" else b""
+                    with self._counted():
+                        answer = await handler(request, request_id)
                 response = self._response(answer, request_id, fields)
             except Exception as error:
                 response = self._refusal(error, request_id, fields)
-            finally:
-                self._ongoing -= not is_open
-                self._metrics.ongoing.set(self._ongoing)
             seconds = time.perf_counter() - started
             latency.observe(seconds)
             status = str(response.status_code)
@@ -118,8 +120,7 @@ class Api:
 
         return [Route(each, endpoint, methods=[method]) for each in {path, f"{path.rstrip('/')}/"}]
 
-    def _admit(self, request: Request, fields: dict[str, Any]) -> None:
-        """Raises RequestError without a token, or if there is too much to do already."""
+    def _check_token(self, request: Request, fields: dict[str, Any]) -> None:
         if self._tokens.required:
             name = self._tokens.name_of(request.headers.get("authorization", ""))
             if name is None:
@@ -129,10 +130,21 @@ class Api:
                     "this service needs a token; send the header Authorization: Bearer TOKEN",
                 )
             fields["token"] = name
-        if self._ongoing > self._service.limits.max_ongoing_requests:
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """For a request that has arrived. Raises RequestError if there is too much to do."""
+        if self._ongoing >= self._service.limits.max_ongoing_requests:
             raise RequestError(
                 503, "busy", "too many requests at once; come again", retry_after_s=_BUSY_RETRY_S
             )
+        self._ongoing += 1
+        self._metrics.ongoing.set(self._ongoing)
+        try:
+            yield
+        finally:
+            self._ongoing -= 1
+            self._metrics.ongoing.set(self._ongoing)
 
     def _response(
         self, answer: Reply | Response, request_id: str, fields: dict[str, Any]
@@ -177,14 +189,14 @@ class Api:
         return response
 
     async def _act(self, request: Request, request_id: str) -> Reply:
-        return await self._service.act(request.path_params["name"], await self._body(request))
+        return await self._service.act(request.path_params["name"], request.state.body)
 
     async def _session_act(self, request: Request, request_id: str) -> Reply:
-        session, body = request.path_params["session"], await self._body(request)
-        return await self._service.session_act(session, body, request_id)
+        session = request.path_params["session"]
+        return await self._service.session_act(session, request.state.body, request_id)
 
     async def _open_session(self, request: Request, request_id: str) -> Reply:
-        return await self._service.open_session(await self._body(request))
+        return await self._service.open_session(request.state.body)
 
     async def _close_session(self, request: Request, request_id: str) -> Reply:
         return await self._service.close_session(request.path_params["session"])
@@ -198,6 +210,11 @@ class Api:
     async def _healthz(self, request: Request, request_id: str) -> Reply:
         await self._service.engine.loader.check_health()
         return {"status": "ok"}
+
+    async def _readyz(self, request: Request, request_id: str) -> Reply:
+        if await self._shared.is_draining():
+            raise RequestError(503, "draining", "the service is about to stop; ask another one")
+        return {"status": "ready"}
 
     async def _metrics_page(self, request: Request, request_id: str) -> Response:
         own = self._metrics.page()
@@ -226,17 +243,25 @@ class Api:
             raise RequestError(
                 415, "wrong_content_type", f"send the header Content-Type: {_JSON} and JSON"
             )
-        limit = self._service.limits.max_body_bytes
+        limits = self._service.limits
         chunks, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise RequestError(
-                    413,
-                    "body_too_large",
-                    f"the body has more than {limit} bytes; send less",
-                )
-            chunks.append(chunk)
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limits.max_body_bytes:
+                        raise RequestError(
+                            413,
+                            "body_too_large",
+                            f"the body has more than {limits.max_body_bytes} bytes; send less",
+                        )
+                    chunks.append(chunk)
+        except TimeoutError as error:
+            raise RequestError(
+                408,
+                "request_timeout",
+                f"the body did not arrive within {limits.body_timeout_s:g} s",
+            ) from error
         return b"".join(chunks)
 
 

@@ -34,6 +34,7 @@ from rl_service.serving.sources import find_sources
 _SHARED = "shared"
 _WATCH_INTERVAL_S = 1.0
 _DRAIN_S = 10.0
+_UNLIMITED = 1_000_000
 _WAIT_FOR_SHARED_S = 30.0
 
 
@@ -119,6 +120,10 @@ class PolicyService:
             await self._start()
         await self._engine.loader.check_health()
 
+    async def drain(self) -> None:
+        """From now on `/readyz` says that the service is about to stop."""
+        await self._shared.drain()
+
     async def _start(self) -> None:
         deadline = time.monotonic() + _WAIT_FOR_SHARED_S
         while True:
@@ -177,8 +182,8 @@ def build_app(arguments: dict[str, Any]) -> serve.Application:
     deployment = serve.deployment(
         serve.ingress()(PolicyService),
         name="policies",
-        # Serve's own limit comes second: its refusal is no JSON.
-        max_ongoing_requests=2 * limits.max_ongoing_requests,
+        # None of Serve's own: it would count requests whose bodies have not arrived.
+        max_ongoing_requests=_UNLIMITED,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_period_s=2.0,
         health_check_timeout_s=20.0,

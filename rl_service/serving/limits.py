@@ -14,10 +14,12 @@ class Limits(BaseModel):
 
     max_body_bytes: PositiveInt = 4 * 2**20
     """A batch of 4096 observations of 40 numbers takes 3 MB as text."""
+    body_timeout_s: PositiveFloat = 30.0
+    """For a whole body. HAProxy itself waits 10 s for one of up to 16 KB."""
     max_batch_size: PositiveInt = 4096
     """Observations in one request."""
     max_ongoing_requests: PositiveInt = 256
-    """Of one replica; more are answered with 503 and `Retry-After`."""
+    """Of one replica, whose bodies have arrived; more are answered with 503 and `Retry-After`."""
     max_sessions: PositiveInt = 10_000
     """Of the service; at 4 KB each they fit in 40 MB."""
     session_ttl_s: PositiveFloat = 900.0

@@ -17,6 +17,7 @@ _ERROR_STATUSES = {
     "400": "The body is no JSON.",
     "401": "A token is needed.",
     "404": "No such policy, version or session.",
+    "408": "The body did not arrive in time.",
     "409": "The version failed its checks, or the session is used twice at once.",
     "413": "Too large a body or batch.",
     "415": "The body is not called application/json.",
@@ -41,6 +42,7 @@ def openapi_document(policies: Sequence[Loaded], limits: Limits, needs_token: bo
     example = policies[0]
     paths: Schema = {
         "/healthz": {"get": _operation("Whether the service answers", _object("status"))},
+        "/readyz": {"get": _operation("Whether it may take traffic", _object("status"))},
         "/metrics": {"get": _operation("Prometheus metrics", None)},
         "/v1/policies": {"get": _operation("The served policies", _object("policies"))},
         "/v1/policies/{name}": {

@@ -41,6 +41,14 @@ class SharedState:
         self._stable: dict[str, int] = {}
         self._rejected: dict[str, set[int]] = {}
         self._pages: dict[str, tuple[float, str]] = {}
+        self._draining = False
+
+    def drain(self) -> None:
+        """The service is about to stop."""
+        self._draining = True
+
+    def is_draining(self) -> bool:
+        return self._draining
 
     def open_session(self, policy: str, version: int, with_value: bool, pinned: bool) -> str:
         return self._sessions.open(policy, version, with_value, pinned)
@@ -89,6 +97,8 @@ class SharedState:
 
 class Shared(Protocol):
     """`SharedState` from another process: the same methods, to be awaited."""
+
+    async def is_draining(self) -> bool: ...
 
     async def open_session(
         self, policy: str, version: int, with_value: bool, pinned: bool

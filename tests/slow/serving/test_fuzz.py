@@ -52,7 +52,7 @@ def test_no_request_makes_the_service_fail(
         num_operations += 1
         if operation.body or mode == MODES[0]:  # any path is as described
             _fuzz(operation.as_strategy(generation_mode=mode))
-    assert num_operations == 10
+    assert num_operations == 11
 
 
 def _fuzz(strategy: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def cartpole(folder: Path) -> Versions:
 
 def test_every_route_answers(folder: Path) -> None:
     async def ask(client: httpx.AsyncClient) -> None:
-        paths = ("/healthz", "/metrics", "/docs", "/", "/openapi.json", "/v1/policies")
+        paths = ("/healthz", "/readyz", "/metrics", "/docs", "/", "/openapi.json", "/v1/policies")
         for path in (*paths, "/v1/policies/cartpole", "/v1/policies/cartpole:1"):
             assert (await client.get(path)).status_code == 200, path
         one = (await client.post(ACT, json={"observation": OBSERVATION})).json()
@@ -215,7 +215,7 @@ def test_the_documented_bounds_are_those_of_the_service(path: str, folder: Path)
 
 def test_a_token_is_needed_where_there_are_tokens(folder: Path) -> None:
     async def ask(client: httpx.AsyncClient) -> None:
-        for path in ("/healthz", "/", "/docs"):
+        for path in ("/healthz", "/readyz", "/", "/docs"):
             assert (await client.get(path)).status_code == 200
         for path in ("/v1/policies", "/metrics", "/openapi.json"):
             refused = await client.get(path, headers={"Authorization": "Bearer nonsense"})
@@ -251,6 +251,26 @@ def test_too_many_requests_at_once_are_told_when_to_come_again(folder: Path) -> 
     busy = [reply for reply in replies if reply.status_code == 503]
     assert busy and all(reply.headers["Retry-After"] == "1" for reply in busy)
     assert {reply.status_code for reply in replies} == {200, 503}
+
+
+def test_a_body_that_does_not_arrive_is_no_work_and_has_a_deadline(folder: Path) -> None:
+    async def ask(client: httpx.AsyncClient) -> None:
+        waiting = asyncio.Event()
+
+        async def stalled() -> AsyncIterator[bytes]:
+            yield b"{"
+            waiting.set()
+            await asyncio.sleep(60)
+
+        headers = {"Content-Type": "application/json"}
+        slow = asyncio.create_task(client.post(ACT, content=stalled(), headers=headers))
+        await waiting.wait()
+        assert (await client.post(ACT, json={"observation": OBSERVATION})).status_code == 200
+        late = await slow
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
+
+    limits = Limits(max_ongoing_requests=1, body_timeout_s=0.3)
+    with_client(cartpole(folder), ask, limits=limits)
 
 
 def test_a_repeated_step_is_taken_once(folder: Path) -> None:
