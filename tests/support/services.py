@@ -50,16 +50,18 @@ class Start:
         self.folder = folder
         self.processes: list[subprocess.Popen[str]] = []
 
-    def __call__(self, *arguments: str) -> tuple[subprocess.Popen[str], str, Path]:
+    def __call__(
+        self, *arguments: str, port: int = 0, **environment: str
+    ) -> tuple[subprocess.Popen[str], str, Path]:
         output = self.folder / f"output-{len(self.processes)}.txt"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rl_service.cli", "serve", *arguments, "--port", "0"],
+                [sys.executable, "-m", "rl_service.cli", "serve", *arguments, f"--port={port}"],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
                 # The cache of served folders lies below HOME.
-                env=command_environment(HOME=str(self.folder)),
+                env=command_environment(HOME=str(self.folder), **environment),
                 text=True,
                 start_new_session=True,
             )

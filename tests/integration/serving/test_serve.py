@@ -23,6 +23,7 @@ import pytest
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import RunningHistory
 from docs.examples.play_over_http import play
+from rl_service.cluster.processes import command_line
 from rl_service.config.settings import EnvSettings
 from rl_service.envs.make import make_env
 from rl_service.evaluation import evaluate
@@ -53,7 +54,7 @@ def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Runnin
         "cartpole",
         str(folder / "memory"),
         f"moon={folder / 'lander'}",
-        *("--registry", registry.root),
+        *("--registry", registry.root, "--host", "0.0.0.0"),
         *("--token-file", str(token_file), "--replicas", "2"),
     )
     yield Running(url, process, registry, token_file, output)
@@ -79,7 +80,7 @@ def test_the_printed_curl_answers_with_an_action(service: Running) -> None:
 def test_routes_and_errors(service: Running) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Request-ID": "mine"}
     with httpx.Client(base_url=service.url, headers=headers, timeout=30.0) as client:
-        for path in ("/", "/docs", "/healthz", "/openapi.json", "/v1/policies"):
+        for path in ("/", "/docs", "/healthz", "/readyz", "/openapi.json", "/v1/policies"):
             reply = client.get(path)
             assert reply.status_code == 200, path
             assert reply.headers["X-Request-ID"] == "mine"
@@ -226,16 +227,40 @@ def test_tokens_change_without_a_restart(service: Running) -> None:
     assert works(TOKEN)
 
 
-def test_only_this_machine_can_reach_it(service: Running) -> None:
+def test_other_machines_reach_the_service_and_nothing_else(service: Running) -> None:
+    port = service.url.rpartition(":")[2]
+    assert httpx.get(f"http://127.0.0.2:{port}/readyz").json()["status"] == "ready"
     pids = descendants(service.process.pid)
     shown = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
-    ours = [
+    open_to_all = [
         line.split()[3]
         for line in shown.splitlines()
-        if '"haproxy"' in line and int(re.findall(r"pid=(\d+)", line)[0]) in pids
+        if re.search('"(haproxy|ray::Proxy|ray::ServeRepl)', line)
+        and int(re.findall(r"pid=(\d+)", line)[0]) in pids
+        # Ray's own, which ask for Ray's token.
+        and not line.split()[3].startswith(("127.0.0.1:", "*:"))
     ]
-    assert len(ours) == 3
-    assert all(address.startswith("127.0.0.1:") for address in ours)
+    assert open_to_all == [f"0.0.0.0:{port}"]
+
+
+def test_it_is_not_ready_while_sessions_cannot_be_kept(service: Running) -> None:
+    def status() -> int:
+        return httpx.get(f"{service.url}/readyz", timeout=30.0).status_code
+
+    [shared] = [
+        pid for pid in descendants(service.process.pid) if "ray::SharedState" in command_line(pid)
+    ]
+    os.kill(shared, signal.SIGKILL)
+    wait_until(lambda: status() == 503)
+    assert httpx.get(f"{service.url}/healthz", timeout=30.0).status_code == 200
+    wait_until(lambda: status() == 200)
+
+
+def test_bytes_that_are_no_ascii_are_no_fault_of_ours(service: Running) -> None:
+    for header in ("X-Request-ID", "Authorization", "x-request-timeout-seconds", "x-session-id"):
+        reply = httpx.get(f"{service.url}/v1/policies", headers=[(header.encode(), b"\xff\xfe")])
+        assert (reply.status_code, reply.json()["error"]["code"]) == (401, "unauthorized")
+        assert reply.headers.get_list("X-Request-ID") == [reply.json()["error"]["request_id"]]
 
 
 def test_nobody_else_can_read_the_token_of_its_ray(service: Running) -> None:
@@ -251,6 +276,7 @@ def test_it_stops_cleanly(service: Running) -> None:
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(60) == 0
     wait_until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+    assert "raylet" not in service.output.read_text().partition("stopping: ")[2]
     lines = [
         json.loads(line)
         for file in folder.glob("requests-*.jsonl")

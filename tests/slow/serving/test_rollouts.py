@@ -128,7 +128,8 @@ def test_a_second_replica_comes_under_load_and_answers(
 
         async def slowly() -> AsyncIterator[bytes]:
             """A body that keeps a replica waiting and the machine idle: the next one may start."""
-            yield b'{"observation": '
+            # HAProxy waits for the first 16 KB, the replica for the rest.
+            yield b" " * 20_000 + b'{"observation": '
             for _ in range(20):
                 if not has_come.is_set():
                     await asyncio.sleep(0.5)

@@ -1,0 +1,254 @@
+"""What strangers and accidents do to a service: other addresses, slow or odd bytes, sudden ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rl_service.cluster.processes import command_line
+from tests.support.services import TOKEN, Running, Start, descendants, wait_until
+
+OBSERVATION = {"observation": [0.0] * 8}
+ACT = "/v1/policies/lunarlander/act"
+HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+ANSWER_S = 2.0
+MEMORY_BYTES = 50e6
+
+
+def serve(start: Start, *arguments: str, port: int = 0, **environment: str) -> Running:
+    process, url, output = start(
+        *("zoo:lunarlander", "--replicas", "2", *arguments),
+        port=port,
+        RL_SERVICE_TOKENS=f"tests:{TOKEN}",
+        **environment,
+    )
+    return Running(url, process, None, None, output)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=["1", "0"], ids=["HAProxy", "without HAProxy"])
+def service(start: Start, request: pytest.FixtureRequest) -> Iterator[Running]:
+    yield serve(start, "--host", "::", RAY_SERVE_ENABLE_HA_PROXY=request.param)
+    start.stop()
+
+
+def port_of(service: Running) -> int:
+    return int(service.url.rpartition(":")[2])
+
+
+def connect(service: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port_of(service)), timeout=60.0)
+
+
+def head(length: int) -> bytes:
+    fields = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+    return f"POST {ACT} HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {length}\r\n\r\n".encode()
+
+
+def acts(service: Running) -> bool:
+    reply = httpx.post(
+        f"{service.url}{ACT}", json=OBSERVATION, headers=HEADERS, timeout=10 * ANSWER_S
+    )
+    return reply.status_code == 200
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that comes before the service closes it."""
+    with connection:
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def memory(service: Running) -> int:
+    """Resident bytes of the processes that listen."""
+    pids = [
+        pid
+        for pid in descendants(service.process.pid)
+        if re.search("haproxy.cfg|ray::Proxy|ray::ServeReplica", command_line(pid))
+    ]
+    pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
+    return sum(pages) * resource.getpagesize()
+
+
+def test_it_answers_at_every_address(service: Running) -> None:
+    for host in ("127.0.0.1", "127.0.0.2", "[::1]"):
+        reply = httpx.get(f"http://{host}:{port_of(service)}/readyz", timeout=10 * ANSWER_S)
+        assert reply.json()["status"] == "ready"
+
+
+def test_idle_connections_stop_nobody_and_are_closed(service: Running) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(10_000, hard), hard))
+    try:
+        connections = [connect(service) for _ in range(4200)]
+        healthy = httpx.get(f"{service.url}/healthz", timeout=ANSWER_S)
+        assert healthy.status_code == 200
+        for connection in connections:
+            rest(connection)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("sent", [0, 40_000])
+def test_bodies_that_do_not_arrive_are_no_work(service: Running, sent: int) -> None:
+    stalled = [connect(service) for _ in range(300)]
+    for connection in stalled:
+        connection.sendall(head(100_000) + b" " * sent)
+    assert acts(service)
+    replies = [rest(connection) for connection in stalled]
+    assert {reply[9:12] for reply in replies} == {b"408"}
+    error = json.loads(replies[0].partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "request_timeout"
+
+
+ODD = {
+    "garbage": b"\0\xff\r\n\r\n",
+    "a head that never ends": b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"a" * 200_000,
+    "a slow head": b"GET /healthz HT",
+    "bytes in a name": b"GET / HTTP/1.1\r\nHost: x\r\nX\xff: a\r\n\r\n",
+    "bytes in a path": b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    "bytes in an id": b"GET /v1/policies HTTP/1.1\r\nHost: x\r\nX-Request-ID: \xff\xfe\r\n\r\n",
+    "a long id": b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Request-ID: " + b"i" * 500 + b"\r\n\r\n",
+    "Serve's deadline": b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Request-Timeout-Seconds: 1e-9\r\n\r\n",
+    "a star": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a negative length": head(-1),
+    "a bad chunk": head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"zz\r\n",
+    "a body that is closed": head(1000) + b"{",
+}
+
+
+@pytest.mark.parametrize("data", ODD.values(), ids=ODD)
+def test_odd_bytes_get_an_error_or_nothing(service: Running, data: bytes) -> None:
+    with connect(service) as connection:
+        reply = HTTPResponse(connection)
+        try:
+            connection.sendall(data)
+            if data == ODD["a body that is closed"]:
+                connection.shutdown(socket.SHUT_WR)
+            reply.begin()
+        except (ConnectionError, HTTPException):
+            return
+        assert 400 <= reply.status < 500
+        if reply.getheader("Content-Type") != "text/html":  # HAProxy's own: see the guide
+            error = json.loads(reply.read())["error"]
+            assert error["request_id"] == reply.getheader("X-Request-ID")
+
+
+def test_random_bytes_cost_neither_time_nor_memory(service: Running) -> None:
+    rng = random.Random(7)
+    before = memory(service)
+    whole = head(len(json.dumps(OBSERVATION))) + json.dumps(OBSERVATION).encode()
+    statuses = set()
+    for _ in range(500):
+        data = bytearray(whole[: rng.randrange(1, len(whole) + 1)])
+        for _ in range(rng.randrange(4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        with connect(service) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            try:
+                statuses.add(connection.recv(65536)[9:10])
+            except ConnectionError:
+                statuses.add(b"")
+    assert statuses <= {b"", b"2", b"4"}
+    assert acts(service)
+    assert memory(service) - before < MEMORY_BYTES
+
+
+class RawClient(threading.Thread):
+    """Asks on one connection, again and again, and never asks twice for one reply."""
+
+    def __init__(self, service: Running, ended: threading.Event) -> None:
+        super().__init__()
+        self.port, self.ended = port_of(service), ended
+        self.replies, self.lost = 0, list[str]()
+        self.start()
+
+    def run(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        while not self.ended.is_set():
+            try:
+                connection.connect()
+            except ConnectionRefusedError:  # nothing is lost that was not sent
+                time.sleep(0.05)
+                continue
+            self.ask_until_closed(connection)
+            connection.close()
+
+    def ask_until_closed(self, connection: HTTPConnection) -> None:
+        while connection.sock is not None and not self.ended.is_set():
+            try:
+                connection.request("POST", ACT, json.dumps(OBSERVATION), HEADERS)
+                reply = connection.getresponse()
+                text = reply.read().decode()
+                if reply.status == 200:
+                    self.replies += 1
+                else:
+                    self.lost.append(text)
+            except (OSError, HTTPException) as error:
+                self.lost.append(repr(error))
+                return
+
+
+@pytest.fixture
+def ended() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_killed_replicas_and_a_stop_lose_no_request(start: Start, ended: threading.Event) -> None:
+    service = serve(start)
+    clients = [RawClient(service, ended) for _ in range(16)]
+    for _ in range(2):
+        killed = service.replica_pids()[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len({*service.replica_pids()} - {killed}) == 2)  # noqa: B023
+    before = sum(client.replies for client in clients)
+    wait_until(lambda: sum(client.replies for client in clients) > before + 100)
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(60) == 0
+    ended.set()
+    for client in clients:
+        client.join()
+    assert [lost for client in clients for lost in client.lost] == []
+    assert "raylet" not in service.output.read_text().partition("stopping: ")[2]
+
+
+def test_a_killed_service_leaves_nothing_that_the_next_one_misses(start: Start) -> None:
+    service = serve(start)
+    [file] = {
+        word
+        for pid in descendants(service.process.pid)
+        for word in command_line(pid).split()
+        if word.endswith("/haproxy.cfg")
+    }
+    service.process.kill()
+    service.process.wait()
+    again = serve(start, port=port_of(service))
+    assert acts(again)
+    assert not Path(file).exists()
+
+
+def test_readiness_ends_before_the_service_does(start: Start) -> None:
+    service = serve(start)
+    with httpx.Client(base_url=service.url, timeout=30.0) as client:
+        assert client.get("/readyz").status_code == 200
+        service.process.send_signal(signal.SIGTERM)
+        statuses: list[int] = []
+        while not statuses or statuses[-1] == 200:
+            statuses.append(client.get("/readyz").status_code)
+        assert statuses[-1] == 503
+    assert service.process.wait(60) == 0
