@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.dockerfile import arguments, last, steps
@@ -167,6 +168,8 @@ def test_the_serving_image_answers_its_health_check_as_nobody(image: Path) -> No
         assert check != last("serve", "HEALTHCHECK").words()
         healthy = subprocess.run(check, capture_output=True, text=True)
         assert healthy.returncode == 0, healthy.stderr
+        # As a published port does, from another address.
+        assert httpx.get(f"http://127.0.0.2:{port}/healthz", timeout=10.0).status_code == 200
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

@@ -292,7 +292,20 @@ def test_nodes_of_the_vm_cluster_have_the_switches_of_the_pods(commands: str) ->
     assert "RAY_AUTH_MODE=token" in start
     switches = [f"{env['name']}={env['value']}" for env in container["env"]
                 if not env["value"].startswith("values:")]  # fmt: skip
+    switches = [switch.replace("=/usr/local/", "=$HOME/.rl-service-venv/") for switch in switches]
     assert [switch for switch in switches if switch not in start] == []
+
+
+@needs_kustomize
+def test_a_pod_of_the_policy_service_is_ready_when_the_service_says_so() -> None:
+    [service] = render(KUBERNETES / "serving")
+    head, worker = templates(cluster_spec(service))
+    assert "readinessProbe" not in head["spec"]["containers"][0]  # no replica runs there
+    [container] = worker["spec"]["containers"]
+    asked = container["readinessProbe"]["httpGet"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert asked["path"] == "/readyz"
+    assert ports[asked["port"]] == serve_configs()[1]["http_options"]["port"]
 
 
 def test_compose_fits_its_specification() -> None:
@@ -317,7 +330,16 @@ def test_compose_publishes_on_loopback_alone_and_never_without_tokens() -> None:
     assert parse_tokens("me:0123456789abcdef", "test")  # the form that its message names
     assert services["worker"]["depends_on"] == {"head": {"condition": "service_healthy"}}
     assert "healthcheck" in services["head"]
-    assert any(step.instruction == "HEALTHCHECK" for step in steps("serve"))
+
+
+def test_compose_serves_as_the_image_does_on_the_port_that_it_publishes() -> None:
+    service = load("docker/compose.yaml")["services"]["serve"]
+    command = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in service["command"]]
+    assert command == last("serve", "CMD").words()  # tests/slow/test_image.py runs that
+    [published] = service["ports"]
+    port = published.rpartition(":")[2]
+    assert port == last("serve", "EXPOSE").text
+    assert f":{port}/readyz" in last("serve", "HEALTHCHECK").text
 
 
 def test_compose_builds_targets_that_there_are() -> None:
