@@ -29,6 +29,7 @@ from rl_service.ray_session import own_sigterm, start_ray
 from rl_service.serving import haproxy
 
 _APPLICATION = "rl-service"
+_LOCK = "rl-service.lock"
 _START_TIMEOUT_S = 120.0
 _KEEP_ALIVE_S = 30
 _DRAIN_TIMEOUT_S = 10.0
@@ -100,15 +101,16 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
     """For the sockets of Ray and HAProxy; first removes those that killed services have left."""
-    for lock in Path("/tmp").glob("rls*/lock"):
+    for lock in Path("/tmp").glob(f"rls*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
     # Short, whatever TMPDIR says: a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="rls", dir="/tmp"))
     try:
-        with (folder / "lock").open("wb") as file:
+        with (folder / "new").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until this process ends, however it does
+            (folder / "new").rename(folder / _LOCK)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

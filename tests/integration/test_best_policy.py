@@ -166,9 +166,9 @@ def test_ctrl_c_in_the_final_evaluation_leaves_a_finished_run(
     run = new_run(tmp_path, "CartPole-v1", interval=0)
     load = training.load_bundle
 
-    def load_and_interrupt(path: Path) -> Any:
+    def load_and_interrupt(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return load(path)
+        return load(*arguments)
 
     monkeypatch.setattr(training, "load_bundle", load_and_interrupt)
     observer = Recorder()

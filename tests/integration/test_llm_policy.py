@@ -44,7 +44,7 @@ from tests.support.language_models import (
     check_learning,
 )
 from tests.support.recorder import Recorder
-from tests.support.small_runs import assert_resume_is_exact, small_settings
+from tests.support.small_runs import small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -130,10 +130,6 @@ def test_a_critic_on_the_hidden_state_reads_at_the_cut_what_the_actor_reads_ther
     expected = policy.net.actor.features(inputs)
     torch.testing.assert_close(read[finals], expected, rtol=0, atol=1e-5)
     assert not read.requires_grad  # the critic's gradient ends here
-
-
-def test_resumed_training_equals_unbroken_training(tmp_path: Path, build: Any) -> None:
-    assert_resume_is_exact(build, small_settings(SMALL, workers=2, env="CartPole-v1"), tmp_path, 1)
 
 
 @pytest.mark.parametrize("algorithm", [PPOSettings, TRPOSettings], ids=["ppo", "trpo"])

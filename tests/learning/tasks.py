@@ -17,17 +17,22 @@ class Task:
     algorithm: str
     target: float
     """Mean return of 20 deterministic episodes, episode i starting from seed + i."""
+    config: str | None = None
+    """A settings file that has all this."""
 
     @property
     def name(self) -> str:
-        return f"{self.env} {self.model} {self.algorithm}"
+        return f"{self.env} {self.model} {self.algorithm}" + f" {self.config or ''}".rstrip()
 
     @property
     def command(self) -> str:
+        if self.config is not None:
+            return f"rl-service train --config {self.config}"
         return f"rl-service train -e {self.env} -m {self.model} -a {self.algorithm}"
 
 
 TASKS = (
+    Task("LunarLander-v3", "gpt2_critic", "ppo", 200.0, config="quickstart"),
     Task("CartPole-v1", "mlp", "ppo", 475.0),
     Task("Pendulum-v1", "mlp", "ppo", -250.0),
     Task("LunarLander-v3", "gpt2_critic", "ppo", 200.0),

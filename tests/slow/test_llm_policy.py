@@ -48,10 +48,16 @@ def test_every_way_of_learning_trains_with_every_algorithm(
 
 
 @pytest.mark.parametrize(
-    ("model", "algorithm"), [(LORA, A2CSettings), (FULL, TRPOSettings)], ids=["lora", "full"]
+    ("model", "algorithm", "workers"),
+    [(SMALL, PPOSettings, 2), (LORA, A2CSettings, 0), (FULL, TRPOSettings, 0)],
+    ids=["head, workers", "lora", "full"],
 )
 def test_resumed_training_equals_unbroken_training(
-    model: LLMPolicyConfig, algorithm: type[OnPolicySettings], tmp_path: Path, build: Any
+    model: LLMPolicyConfig,
+    algorithm: type[OnPolicySettings],
+    workers: int,
+    tmp_path: Path,
+    build: Any,
 ) -> None:
-    settings = small_settings(model, algorithm=algorithm, env="CartPole-v1")
+    settings = small_settings(model, algorithm=algorithm, workers=workers, env="CartPole-v1")
     assert_resume_is_exact(build, settings, tmp_path, 1)

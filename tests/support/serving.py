@@ -38,6 +38,7 @@ class Versions:
 
     def __init__(self, name: str, folders: Mapping[int, Path]) -> None:
         self.name, self.folders = name, dict(folders)
+        self.base_model: str | None = None
         self.now = min(self.folders)
         self.given_up: list[int] = []
 

@@ -131,28 +131,12 @@ def test_a_job_that_fails_is_told_in_its_log_and_by_the_exit_status(cluster: Use
     assert (failed["status"], failed["exit_code"]) == ("FAILED", 2)
 
 
-def test_a_cluster_elsewhere_gets_the_token_that_is_given_and_no_secrets(
-    cluster: UserCluster,
-) -> None:
-    elsewhere = {
-        "RL_SERVICE_HOME": str(cluster.home / "elsewhere"),  # whose cluster this is not
-        "RAY_API_SERVER_ADDRESS": cluster.state.dashboard_url,
-        "RAY_AUTH_TOKEN": cluster.token,
-    }
-    play = ["evaluate", "zoo:lunarlander", "-ne", "1"]
-    status, out, err = cluster.run("submit", "--follow", *play, **elsewhere)
-    assert status == 0, out + err
-    assert "1 episodes: return " in out
-    assert "note: WANDB_API_KEY not sent: all who may list jobs could read it" in err
-    assert WANDB_KEY not in cluster.api("/api/jobs/")
-
-
 def test_list_knows_all_jobs_and_beginnings_of_ids_must_be_clear(cluster: UserCluster) -> None:
     listed = cluster.ask("jobs", "list")["jobs"]
     assert [job["status"] for job in listed] == [
-        *("SUCCEEDED", "FAILED", "SUCCEEDED", "STOPPED", "SUCCEEDED"),
+        *("FAILED", "SUCCEEDED", "STOPPED", "SUCCEEDED"),
     ]
-    assert cluster.ask("cluster", "status")["jobs"] == {"FAILED": 1, "SUCCEEDED": 3, "STOPPED": 1}
+    assert cluster.ask("cluster", "status")["jobs"] == {"FAILED": 1, "SUCCEEDED": 2, "STOPPED": 1}
     assert "train means 2 jobs: " in cluster.refusal("jobs", "status", "train")
     assert "there is no job nothing at " in cluster.refusal("jobs", "logs", "nothing")
 
@@ -177,17 +161,6 @@ def test_what_is_wrong_with_address_or_token_is_one_line(cluster: UserCluster) -
     line = cluster.refusal("submit", "tiny.yaml", "--address", "127.0.0.1:1", "-o", "/data")
     assert "no Ray cluster answers at http://127.0.0.1:1" in line
     assert "ray://" in cluster.refusal("jobs", "list", "--address", "ray://127.0.0.1:10001")
-
-
-def test_a_training_without_an_address_stays_off_the_cluster(cluster: UserCluster) -> None:
-    def drivers() -> int:
-        return cluster.api("/api/jobs/").count('"DRIVER"')
-
-    before = drivers()
-    local = ["--set", "env.id=CartPole-v1", "--set", "resources.num_env_runners=0"]
-    status, out, err = cluster.run("train", "--config", "tiny.yaml", *local)
-    assert status == 0, out + err
-    assert drivers() == before
 
 
 @pytest.fixture

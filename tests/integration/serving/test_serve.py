@@ -26,6 +26,7 @@ from docs.examples.play_over_http import play
 from rl_service.cluster.processes import command_line
 from rl_service.config.settings import EnvSettings
 from rl_service.envs.make import make_env
+from rl_service.errors import BundleError
 from rl_service.evaluation import evaluate
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
@@ -197,7 +198,9 @@ def test_a_broken_bundle_takes_no_traffic(service: Running, write_bundle_once: A
     spec["parity"]["dist_inputs"][0][0] += 1.0
     stored.chmod(0o644)
     stored.write_text(json.dumps(spec))
-    service.registry.promote("cartpole", version.version)
+    with pytest.raises(BundleError):
+        service.registry.promote("cartpole", version.version)
+    service.registry.withdraw("cartpole", 1, to=version.version)  # as if it broke after that
     with service.client() as client:
         wait_until(lambda: service.registry.aliases("cartpole")["production"] == 1)
         assert client.act("cartpole", [0.0] * 4).version == 1

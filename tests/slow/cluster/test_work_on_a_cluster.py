@@ -1,4 +1,5 @@
-"""Tuning through the Jobs API on two nodes: followed, stopped, resumed, a node lost on the way."""
+"""Two nodes: tuning through the Jobs API, followed, stopped, resumed, a node lost on the way; and
+what else is submitted to them, or is not."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.clusters import STEP_VARIABLE, UserCluster, wait_for
+from tests.support.clusters import STEP_VARIABLE, WANDB_KEY, UserCluster, wait_for
 from tests.support.tuning import SMALL, iterations, write_tuning_file
 
 NUM_TRIALS = 3
@@ -154,3 +155,30 @@ def newest_iterations(folder: Path) -> dict[str, Any]:
         if progress.is_file():
             found[file.parents[2].name] = len(progress.read_text(encoding="utf-8").splitlines())
     return found
+
+
+def test_a_cluster_elsewhere_gets_the_token_that_is_given_and_no_secrets(
+    cluster: UserCluster,
+) -> None:
+    elsewhere = {
+        "RL_SERVICE_HOME": str(cluster.home / "elsewhere"),  # whose cluster this is not
+        "RAY_API_SERVER_ADDRESS": cluster.state.dashboard_url,
+        "RAY_AUTH_TOKEN": cluster.token,
+    }
+    play = ["evaluate", "zoo:lunarlander", "-ne", "1"]
+    status, out, err = cluster.run("submit", "--follow", *play, **elsewhere)
+    assert status == 0, out + err
+    assert "1 episodes: return " in out
+    assert "note: WANDB_API_KEY not sent: all who may list jobs could read it" in err
+    assert WANDB_KEY not in cluster.api("/api/jobs/")
+
+
+def test_a_training_without_an_address_stays_off_the_cluster(cluster: UserCluster) -> None:
+    def drivers() -> int:
+        return cluster.api("/api/jobs/").count('"DRIVER"')
+
+    before = drivers()
+    local = ["--set", "env.id=CartPole-v1", "--set", "resources.num_env_runners=0"]
+    status, out, err = cluster.run("train", "--config", "tiny.yaml", *local)
+    assert status == 0, out + err
+    assert drivers() == before
