@@ -10,6 +10,7 @@ import difflib
 import functools
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 STORE_VARIABLE = "RL_SERVICE_MODELS"
@@ -79,8 +80,9 @@ def find_by_fingerprint(sha256: str, name: str, given: str | None = None) -> Pat
     if given is not None:
         folders.insert(0, find_model(given))
     for folder in folders:
-        if fingerprint(folder) == sha256:
-            return folder
+        with suppress(OSError):  # one that cannot be read is not the one
+            if fingerprint(folder) == sha256:
+                return folder
     but = "" if given is None else f"{given} is another one and "
     remedy = f"run `rl-service models fetch {name}`" if name in KNOWN else "link it into the store"
     raise FileNotFoundError(

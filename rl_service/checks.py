@@ -14,6 +14,7 @@ from rl_service.envs import try_env
 from rl_service.errors import EnvError, RegistryError
 from rl_service.machine import available_cpus, available_gpus, missing_cpus
 from rl_service.policies.registry import PolicyRegistry
+from rl_service.policies.spec import problems_of_bundles
 from rl_service.pretrained import check_pretrained, check_prompts
 from rl_service.rollout.scaling_policies import check_policy
 
@@ -44,10 +45,11 @@ def _env_problems(settings: Settings) -> list[str]:
         observation_space, action_space = try_env(settings.env)
     except EnvError as error:
         return [str(error)]
-    if not isinstance(settings.model, LLMPolicyConfig):
-        return []
     size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
-    return check_prompts(settings.model, size, spec)
+    problems = problems_of_bundles(settings.model, size, spec.num_dist_inputs)
+    if isinstance(settings.model, LLMPolicyConfig):
+        problems += check_prompts(settings.model, size, spec)
+    return problems
 
 
 def _registry_problems(root: str | None) -> list[str]:

@@ -72,6 +72,7 @@ class _Training:
         self.best = BestPolicy(run.bundle_path, run.run_id, trainer.algo)
         self.saved_at: int | None = None  # iteration of the newest checkpoint
         self.trackers: list[Tracker] = []
+        self._owes_evaluation = False  # a signal has ended or prevented the last one
         self._told: set[str] = set()  # of episodes that evaluations have cut off
 
     def restore(self, checkpoint: Path) -> None:
@@ -90,9 +91,8 @@ class _Training:
         try:
             with StopRequest(self._tell_of_stop) as stop:
                 self._iterate(stop)
-            ended: Literal["finished", "stopped"] = (
-                "finished" if self.trainer.is_done else "stopped"
-            )
+            is_whole = self.trainer.is_done and not self._owes_evaluation
+            ended: Literal["finished", "stopped"] = "finished" if is_whole else "stopped"
             status = ended
             may_play = ended == "finished" and not stop.requested
             final = self._final_evaluation() if may_play else None
@@ -160,6 +160,7 @@ class _Training:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""
         if self.settings.evaluation.interval == 0:
             self.best.keep_if_better_in_training(self.trainer.progress.return_mean)
+        self._owes_evaluation = self.trainer.evaluation_is_due and stop.requested
         if not self.trainer.evaluation_is_due or stop.requested:
             return
         try:
@@ -172,6 +173,7 @@ class _Training:
             )
             return
         except KeyboardInterrupt:
+            self._owes_evaluation = True
             self.observer.on_message("the evaluation was stopped; a resumed run makes it again")
             return
         self._tell_of_cuts(result)

@@ -216,7 +216,7 @@ def _read_weights(path: Path, spec: PolicySpec) -> dict[str, Tensor]:
                 f"{SPEC_FILE}); copy the bundle again"
             )
         file.seek(0)
-        content = file.read(spec.max_weights_bytes)
+        content = file.read(os.fstat(file.fileno()).st_size)  # `open_file` has bounded it
     try:
         weights = safetensors.torch.load(content)
         broken = _not_finite(weights)

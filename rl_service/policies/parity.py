@@ -17,7 +17,7 @@ from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import HistorySpec, ParitySpec
 
 PARITY_TOLERANCE = 1e-5
-NUM_PARITY_SAMPLES = 8
+_MOST_SAMPLES, _MOST_NUMBERS = 8, 80_000
 
 
 def record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
@@ -31,12 +31,13 @@ def record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
     """
     size, earlier = int(np.prod(space.shape)), runner.actor.context_length - 1
     rng = np.random.default_rng(0)
-    obs = _samples(runner, space, NUM_PARITY_SAMPLES * (earlier + 1), rng)
-    obs = obs.reshape(NUM_PARITY_SAMPLES, earlier + 1, size)  # (N, K, O)
+    count = max(1, min(_MOST_SAMPLES, _MOST_NUMBERS // ((earlier + 1) * size)))
+    obs = _samples(runner, space, count * (earlier + 1), rng)
+    obs = obs.reshape(count, earlier + 1, size)  # (N, K, O)
     history = None
     if earlier:
-        num_steps = np.arange(NUM_PARITY_SAMPLES) % (earlier + 1)
-        history = History(obs, _actions(runner.action_spec, earlier, rng), num_steps)
+        num_steps = np.arange(count) % (earlier + 1)
+        history = History(obs, _actions(runner.action_spec, count, earlier, rng), num_steps)
     with _as_loaded(runner) as loaded:
         answers = loaded.act(
             obs[:, -1].reshape(-1, *space.shape), deterministic=True, history=history
@@ -78,11 +79,13 @@ def _samples(
     return samples.astype(np.float32)
 
 
-def _actions(spec: ActionSpec, earlier: int, rng: np.random.Generator) -> npt.NDArray[Any]:
+def _actions(
+    spec: ActionSpec, count: int, earlier: int, rng: np.random.Generator
+) -> npt.NDArray[Any]:
     """Actions (N, K-1) or (N, K-1, A) in the policy's units."""
     if spec.kind == "discrete":
-        return rng.integers(spec.size, size=(NUM_PARITY_SAMPLES, earlier))
-    return rng.standard_normal((NUM_PARITY_SAMPLES, earlier, spec.size)).astype(np.float32)
+        return rng.integers(spec.size, size=(count, earlier))
+    return rng.standard_normal((count, earlier, spec.size)).astype(np.float32)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from custom_models.configs import ContextLength, LLMPolicyConfig, ModelConfig, ModelName
+from custom_models.configs import ContextLength, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
 from rl_service.config.group import PositiveInt
 from rl_service.config.settings import EnvSettings
@@ -27,9 +27,10 @@ FORMAT: Final = "rl-service-policy"
 FORMAT_VERSION: Final = 1
 _MAX_NUMBERS, _MAX_NESTED = 200_000, 10_000
 """Numbers, and lists and keys, in a file; more would take much memory to read."""
-_MAX_WEIGHTS_BYTES = 2**30
-"""Of nets without a base model."""
+_MAX_WEIGHTS_BYTES = 9 * 2**30
+"""A base model of up to 8 GiB, and what is beside it."""
 _WEIGHTS_HEADER_BYTES = 2**20
+_TOO_MANY_WEIGHTS = f"the net has more than {_MAX_WEIGHTS_BYTES / 2**30:.0f} GiB of weights"
 _MAX_PARITY_ROWS = 16
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _SHOWN_CHARACTERS = 300
@@ -213,8 +214,8 @@ class PolicySpec(_Strict):
         num_inputs, num_outputs = self.observation_space.size, self.action_spec.num_dist_inputs
         if not self.env.id.isprintable() or len(self.env.id) > 200:
             raise ValueError("env.id is no name of an environment")
-        if self.max_weights_bytes > _MAX_WEIGHTS_BYTES and not _has_base_model(self.model):
-            raise ValueError(f"the net has more than {_MAX_WEIGHTS_BYTES} bytes of weights")
+        if self.max_weights_bytes > _MAX_WEIGHTS_BYTES:
+            raise ValueError(_TOO_MANY_WEIGHTS)
         if self.action_mapping != action_mapping(self.action_space):
             raise ValueError(f"action_mapping {self.action_mapping} does not fit the action space")
         if self.context_length != self.model.num_context_steps + 1:
@@ -275,6 +276,26 @@ def read_spec(folder: Path) -> PolicySpec:
     return _parse(PolicySpec, text, path)
 
 
+def problems_of_bundles(model: ModelConfig, num_inputs: int, num_outputs: int) -> list[str]:
+    """Why no bundle can hold a policy, one line each.
+
+    Args:
+        model: the net.
+        num_inputs: entries of an observation.
+        num_outputs: of the actor.
+    """
+    problems = []
+    if 4 * model.max_weights(num_inputs, num_outputs) + _WEIGHTS_HEADER_BYTES > _MAX_WEIGHTS_BYTES:
+        problems.append(f"{_TOO_MANY_WEIGHTS}, which no bundle holds; take a smaller net")
+    # One recorded sample at least, the space's bounds and the filter.
+    if (model.acting_context_length + 4) * num_inputs > _MAX_NUMBERS:
+        problems.append(
+            f"observations of {num_inputs:,} numbers, {model.acting_context_length} at a time, are "
+            f"more than a bundle can describe; make them smaller in a wrapper"
+        )
+    return problems
+
+
 def check_amount(text: bytes, path: Path) -> None:
     """Raises a BundleError for a description that takes much memory to read."""
     nested = sum(map(text.count, (b"[", b"{", b":")))
@@ -324,12 +345,6 @@ def space_spec(space: gym.Space[Any]) -> BoxSpec | DiscreteSpec:
     raise TypeError(
         f"action space {space} is not supported; use Discrete, or a Box of float32 or float64"
     )
-
-
-def _has_base_model(model: ModelConfig) -> bool:
-    """Whether the net has weights whose sizes a folder tells."""
-    critic = model.gpt2_critic if isinstance(model, LLMPolicyConfig) else model
-    return any(getattr(part, "pretrained", None) for part in (model, critic))
 
 
 def _bound(value: float) -> float | None:

@@ -105,7 +105,8 @@ class Run:
             return self
         changed = Run(self.path, settings)
         if changed.bundle_path != self.bundle_path and self.bundle_path.exists():
-            self.bundle_path.rename(changed.bundle_path)  # its base model lies elsewhere now
+            with output_errors(changed.bundle_path):  # its base model lies elsewhere now
+                self.bundle_path.rename(changed.bundle_path)
         write_atomic(self.path / _CONFIG, dump_settings(settings))
         return changed
 

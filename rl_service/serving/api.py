@@ -31,6 +31,7 @@ from rl_service.serving.shared import Shared, SharedUnavailable
 _logger = logging.getLogger(LOGGER)
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _JSON = "application/json"
+_READY_TIMEOUT_S = 2.0
 _BUSY_RETRY_S = 1
 _HTML_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -212,7 +213,11 @@ class Api:
         return {"status": "ok"}
 
     async def _readyz(self, request: Request, request_id: str) -> Reply:
-        if await self._shared.is_draining():
+        try:
+            is_draining = await asyncio.wait_for(self._shared.is_draining(), _READY_TIMEOUT_S)
+        except TimeoutError as error:
+            raise SharedUnavailable from error
+        if is_draining:
             raise RequestError(503, "draining", "the service is about to stop; ask another one")
         return {"status": "ready"}
 

@@ -229,7 +229,10 @@ def _env_action(action: Any) -> Any:
     if not isinstance(action, list):
         return action
     array = np.asarray(action)
-    return array if array.dtype.kind == "i" else array.astype(np.float32)
+    if array.dtype.kind == "i":
+        return array
+    single = array.astype(np.float32)  # of most spaces; the numbers of others would be rounded
+    return single if (single == array).all() else array
 
 
 def _retry_after_s(response: httpx.Response) -> float:

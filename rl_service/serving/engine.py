@@ -244,7 +244,9 @@ class Engine:
         """Histories of a batch, without keeping other requests waiting."""
         if num_histories <= _QUICK_HISTORIES:
             return remember(asked)
-        return await self.loader.in_thread(remember, asked)
+        # Not where bundles are read: a registry that does not answer would keep requests waiting.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.loader.large_batches, remember, asked)
 
 
 def _unavailable(name: str, version: int) -> RequestError:

@@ -74,7 +74,7 @@ class Loader:
         self._files = ThreadPoolExecutor(2, thread_name_prefix="bundles")
         self.long_passes: Executor = ThreadPoolExecutor(1, thread_name_prefix="language-model")
         """Where the passes of large nets run, one after another."""
-        self._large_batches = ThreadPoolExecutor(1, thread_name_prefix="large-batches")
+        self.large_batches = ThreadPoolExecutor(1, thread_name_prefix="large-batches")
         """Of small nets, which do not wait for large ones."""
 
     @property
@@ -154,7 +154,7 @@ class Loader:
             Batcher(
                 policy,
                 self._limits.max_batch_rows,
-                self.long_passes if takes_long else self._large_batches,
+                self.long_passes if takes_long else self.large_batches,
                 0 if takes_long else int(_QUICK_WORK / num_weights),
                 self._metrics.batch_rows.labels(source.name).observe,
             ),

@@ -102,9 +102,12 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
 def _own_folder() -> Iterator[Path]:
     """For the sockets of Ray and HAProxy; first removes those that killed services have left."""
     for lock in Path("/tmp").glob(f"rls*/{_LOCK}"):
-        with contextlib.suppress(OSError), lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if lock.parent.lstat().st_uid != os.getuid():  # anybody may make folders there
+                continue
+            with lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
     # Short, whatever TMPDIR says: a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="rls", dir="/tmp"))
     try:
@@ -169,7 +172,9 @@ def _start_errors() -> Iterator[None]:
 
 
 def _set_environment(folder: Path, host: str) -> tuple[tuple[str, ...], bool]:
-    """Serve's switches for this process and all that Ray starts; what was set before stays.
+    """Serve's switches for this process and all that Ray starts.
+
+    What was set before stays, but for HAProxy's binary.
 
     Returns:
         Notes on what is not on, and whether HAProxy stands before the replicas.

@@ -146,9 +146,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         """Loads the state after the next report, unless it was not saved or half a file."""
         while self._saved:
             with self._saved.pop(0).as_directory() as folder:
-                sizes = Path(folder, _SIZES)
-                is_there = _sizes(Path(folder)).items()
-                if sizes.is_file() and json.loads(sizes.read_text()).items() <= is_there:
+                if _is_whole(Path(folder)):
                     self.load_checkpoint(folder)
                     return True
             self._saved = []
@@ -167,8 +165,17 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
             self._members.pop().close()
 
 
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether all files are there as they were written: a kill may leave some, or half of one."""
+    try:
+        written: dict[str, int] = json.loads((checkpoint / _SIZES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return written.items() <= _sizes(checkpoint).items()
+
+
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file of a checkpoint: a kill may leave some of them, or half of one."""
+    """Bytes of each file of a checkpoint."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != _SIZES)
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 

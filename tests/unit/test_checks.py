@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
-from custom_models.configs import GPT2CriticSettings
+from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, MLPConfig
 from custom_models.model_store import STORE_VARIABLE
 from custom_models.transformer import load_gpt2
 from rl_service import checks
 from rl_service.checks import check_output, check_settings
 from rl_service.config import Settings, load_settings
 from rl_service.machine import available_cpus, available_memory_bytes
+from rl_service.policies.spec import problems_of_bundles
 from rl_service.pretrained import check_pretrained
 
 
@@ -182,3 +183,12 @@ def test_a_folder_without_weights_is_refused(gpt2_folder: Path) -> None:
     (gpt2_folder / "model.safetensors").unlink()
     [problem] = pretrained_problems(gpt2_folder)
     assert "there is no model.safetensors" in problem
+
+
+def test_what_no_bundle_can_hold_is_refused_before_a_run() -> None:
+    assert problems_of_bundles(MLPConfig(), 28_224, 4) == []  # 84 x 84 pixels, four of them
+    [line] = problems_of_bundles(MLPConfig(), 50_000, 4)
+    assert "observations of 50,000 numbers" in line
+    large = LLMPolicyConfig(n_layer=48, n_head=64, n_embd=4096)
+    [line] = problems_of_bundles(large, 4, 2)
+    assert "the net has more than 9 GiB of weights" in line

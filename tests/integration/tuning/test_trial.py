@@ -81,8 +81,9 @@ def test_each_seed_trains_as_if_alone_and_scores_are_means(tmp_path: Path, start
         assert both[key] == pytest.approx(fmean(single[key] for single in singles), abs=1e-9)
 
 
+@pytest.mark.parametrize("half", ["result.json", "sizes.json"])
 def test_a_report_whose_checkpoint_is_there_is_told_again_and_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
 ) -> None:
     plan = small_plan(tmp_path, settings={"stop": {"iterations": 9}})
     trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=1, store_variables={})
@@ -96,7 +97,7 @@ def test_a_report_whose_checkpoint_is_there_is_told_again_and_not_run_again(
         reports.append(trial.train()["score"])
         saved.append(trial.save())
     trial.stop()
-    torn = Path(saved[3].checkpoint.path, "result.json")
+    torn = Path(saved[3].checkpoint.path, half)
     torn.write_text(torn.read_text()[:-1])
     iterate, ran = Trainer.iterate, []
     monkeypatch.setattr(Trainer, "iterate", lambda self: ran.append(1) or iterate(self))

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -182,3 +183,23 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as raised:
         write_broken(tmp_path / "file" / "b")
     assert "\n" not in str(raised.value)
+
+
+def test_a_policy_of_large_observations_is_written_and_read(tmp_path: Path) -> None:
+    space = gym.spaces.Box(-1.0, 1.0, (28_224,))
+    spec = ActionSpec.from_space(gym.spaces.Discrete(2))
+    config = MLPConfig(hidden_sizes=(4,), critic_hidden_sizes=(4,))
+    write_bundle(
+        tmp_path / "b",
+        net=build_actor_critic(config, 28_224, spec),
+        observation_space=space,
+        action_space=gym.spaces.Discrete(2),
+        env=EnvSettings(id="CartPole-v1"),
+        normalizer=None,
+        value_mean=0.0,
+        value_std=1.0,
+        evaluation={},
+        provenance={},
+    )
+    policy, obs = load_bundle(tmp_path / "b"), np.zeros((1, 28_224), np.float32)
+    assert policy.act(obs, deterministic=True).env_actions.shape == (1,)
