@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -167,17 +168,23 @@ def protect_token() -> None:
     path = Path.home() / ".ray" / "auth_token"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
+        _close_to_others(path.parent)
         with suppress(FileExistsError):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(32))
-        path.chmod(0o600)
+        _close_to_others(path)
     except OSError as error:
         raise ResourceError(
-            f"Ray's token {path} cannot be kept: {(error.strerror or str(error)).lower()}; make "
-            f"its folder writable, or set HOME to a folder that is"
+            f"Ray's token cannot be kept ({(error.strerror or str(error)).lower()}: {path}); "
+            f"{ray_remedy(str(path))}"
         ) from error
+
+
+def _close_to_others(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        path.chmod(mode & 0o700)
 
 
 def _end_half_started(error: Exception) -> None:

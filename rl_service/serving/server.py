@@ -32,6 +32,8 @@ _APPLICATION = "rl-service"
 _LOCK = "rl-service.lock"
 _START_TIMEOUT_S = 120.0
 _KEEP_ALIVE_S = 30
+_ANNOUNCED_S = 1.0
+"""Between the end of readiness and that of listening, for whoever asks before it sends."""
 _DRAIN_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 30.0
 _PORTS_PER_SERVER = 64
@@ -125,6 +127,7 @@ def _drain(folder: Path) -> None:
 
     with contextlib.suppress(Exception):  # Ray raises what it likes; the service ends in any case
         serve.get_app_handle(_APPLICATION).drain.remote().result(timeout_s=_DRAIN_TIMEOUT_S)
+    time.sleep(_ANNOUNCED_S)
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     proxies = _haproxies(folder)
     for pid in proxies:

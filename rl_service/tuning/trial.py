@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pyarrow.fs import FileType
+from pyarrow.fs import FileSelector
 from ray import tune
 
 from rl_service.best_policy import BestPolicy
@@ -124,33 +124,46 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         Path(checkpoint_dir, _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Goes on from a checkpoint, and from those that this trial has saved after it."""
-        super().restore(checkpoint_path)
-        self._saved = []
-        path = Path(checkpoint_path.checkpoint.path)
+        """Goes on from a checkpoint, and from those that this trial has saved after it.
+
+        One that is no longer kept, since Tune goes on from an older snapshot, stands for the
+        oldest of those.
+        """
+        path, saved = Path(checkpoint_path.checkpoint.path), []
         if self._storage and str(path.parent) == self._storage.trial_fs_path:  # not a donor's
-            self._saved = self._saved_after(int(path.name.rpartition("_")[2]))
+            saved = self._saved_after(int(path.name.rpartition("_")[2]) - 1)
+        if saved and Path(saved[0].path).name != path.name:
+            checkpoint_path = type(checkpoint_path)(saved[0], checkpoint_path.metrics)
+        super().restore(checkpoint_path)
+        self._saved = saved[1:]
 
     def _saved_after(self, index: int) -> list[tune.Checkpoint]:
-        """This trial's checkpoints with the next indices."""
-        found: list[tune.Checkpoint] = []
-        while self._storage:
-            name = f"checkpoint_{index + len(found) + 1:06d}"
-            path, files = f"{self._storage.trial_fs_path}/{name}", self._storage.storage_filesystem
-            if files.get_file_info(path).type == FileType.NotFound:
-                break
-            found.append(tune.Checkpoint(path, files))
-        return found
+        """This trial's checkpoints with greater indices, in their order."""
+        if not self._storage:
+            return []
+        folder, files = self._storage.trial_fs_path, self._storage.storage_filesystem
+        there = files.get_file_info(FileSelector(folder, allow_not_found=True))
+        names = sorted(file.base_name for file in there if file.base_name.startswith("checkpoint_"))
+        return [
+            tune.Checkpoint(f"{folder}/{name}", files)
+            for name in names
+            if int(name.rpartition("_")[2]) > index
+        ]
 
     def _load_next_saved(self) -> bool:
         """Loads the state after the next report, unless it was not saved or half a file."""
         while self._saved:
             with self._saved.pop(0).as_directory() as folder:
-                if _is_whole(Path(folder)):
+                if _is_whole(Path(folder)) and self._is_later(Path(folder)):
                     self.load_checkpoint(folder)
                     return True
             self._saved = []
         return False
+
+    def _is_later(self, checkpoint: Path) -> bool:
+        """Whether a state lies ahead: after an older snapshot Tune gives indices a second time."""
+        result = json.loads((checkpoint / _RESULT).read_text(encoding="utf-8"))
+        return self._last is None or bool(result[ENV_STEPS] > self._last[ENV_STEPS])
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Goes on from a checkpoint, also of another trial and with other settings than its."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ from ray.train._internal.storage import StorageContext
 
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.errors import TrainingFailedError
+from rl_service.metrics import ENV_STEPS
 from rl_service.trainer import Trainer
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.trial import TuningTrial
@@ -110,6 +112,30 @@ def test_a_report_whose_checkpoint_is_there_is_told_again_and_not_run_again(
         assert told == reports[-len(told) :]
         assert len(ran) == 1  # the torn one alone
         ran.clear()
+
+
+def test_a_trial_goes_on_from_what_is_kept_if_its_snapshot_is_older(tmp_path: Path) -> None:
+    plan = small_plan(tmp_path, settings={"stop": {"iterations": 9}})
+    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=1, store_variables={})
+
+    def start() -> TuningTrial:
+        storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
+        return trainable(config={"algorithm.actor_lr": 1e-3}, storage=storage)
+
+    trial, reports, saved = start(), [], []
+    for _ in range(5):
+        reports.append(trial.train())
+        saved.append(trial.save())
+    trial.stop()
+    for gone in saved[:3]:
+        shutil.rmtree(gone.checkpoint.path)
+    again = start()
+    again.restore(saved[1])
+    told = again.train()
+    again.stop()
+    assert [told[key] for key in ("score", ENV_STEPS)] == [
+        reports[4][key] for key in ("score", ENV_STEPS)
+    ]
 
 
 def test_a_trial_that_had_ended_ends_again_with_what_it_had(tmp_path: Path, start: Any) -> None:
