@@ -5,6 +5,7 @@ One a process: Ray and Serve read their switches when they are imported.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import importlib.util
@@ -125,8 +126,13 @@ def _drain(folder: Path) -> None:
     """Lets requests under way end: HAProxy takes no new ones, and goes after the last reply."""
     from ray import serve
 
+    async def announce() -> None:
+        await serve.get_app_handle(_APPLICATION).drain.remote()
+
+    # A handle needs an event loop, and its clients would miss that loop until Serve ends.
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     with contextlib.suppress(Exception):  # Ray raises what it likes; the service ends in any case
-        serve.get_app_handle(_APPLICATION).drain.remote().result(timeout_s=_DRAIN_TIMEOUT_S)
+        asyncio.run(asyncio.wait_for(announce(), _DRAIN_TIMEOUT_S))
     time.sleep(_ANNOUNCED_S)
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     proxies = _haproxies(folder)
