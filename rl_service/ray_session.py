@@ -22,7 +22,7 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from rl_service.capacity import OWN_RAY, coming_cpus, cpus_now
 from rl_service.config.settings import ResourceSettings
-from rl_service.config.text import one_line
+from rl_service.config.text import brief
 from rl_service.errors import ResourceError
 from rl_service.forkserver import py_executable
 from rl_service.machine import missing_cpus
@@ -31,7 +31,6 @@ from rl_service.slow_start import ray_remedy, was_too_slow
 _ANSWER_TIMEOUT_S = 10.0
 _WITH_OWN_PYTHON = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}
 """Keys of the runtime environment of a job whose workers run in a Python of its own."""
-_SHOWN_CHARACTERS = 200  # of what Ray says, which may be pages
 
 
 @contextmanager
@@ -105,7 +104,7 @@ def _connect(address: str, runtime_env: dict[str, str]) -> None:
         ray.init(runtime_env=runtime_env)
     except Exception as error:  # Ray raises what it likes; all of it means the same here
         raise ResourceError(
-            f"no Ray cluster answers at RAY_ADDRESS={address} ({_brief(error)}); {remedy}"
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({brief(error)}); {remedy}"
         ) from error
 
 
@@ -149,7 +148,7 @@ def start_ray(**arguments: Any) -> None:
             ray.init(address="local", **arguments)
     except Exception as error:  # time-outs of its processes, of many types
         raise ResourceError(
-            f"Ray did not start on this machine ({_brief(error)}); {ray_remedy(str(error))}, or "
+            f"Ray did not start on this machine ({brief(error)}); {ray_remedy(str(error))}, or "
             f"ask rl-service doctor"
         ) from error
 
@@ -209,10 +208,6 @@ def _check_cpus(resources: ResourceSettings, address: str) -> None:
     problem = missing_cpus(resources, cpus, there=there, remedy="add nodes")
     if problem:
         raise ResourceError(problem)
-
-
-def _brief(error: Exception) -> str:
-    return one_line(error)[:_SHOWN_CHARACTERS]
 
 
 @contextmanager

@@ -160,8 +160,8 @@ class _Training:
         """Evaluates every n iterations and after the last; keeps the policy if it is the best."""
         if self.settings.evaluation.interval == 0:
             self.best.keep_if_better_in_training(self.trainer.progress.return_mean)
-        self._owes_evaluation = self.trainer.evaluation_is_due and stop.requested
-        if not self.trainer.evaluation_is_due or stop.requested:
+        self._owes_evaluation = self.trainer.evaluation_is_due
+        if not self._owes_evaluation or stop.requested:
             return
         try:
             with stop.at_once():
@@ -171,11 +171,12 @@ class _Training:
                 f"the evaluation at iteration {self.trainer.iteration} has no score, so its "
                 f"policy is not kept: {error}"
             )
+            self._owes_evaluation = False
             return
         except KeyboardInterrupt:
-            self._owes_evaluation = True
             self.observer.on_message("the evaluation was stopped; a resumed run makes it again")
             return
+        self._owes_evaluation = False
         self._tell_of_cuts(result)
         self.best.keep_if_better(result)
         row = evaluation_row(result)

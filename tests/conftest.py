@@ -27,9 +27,9 @@ from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec
 from rl_service.cli.app import main
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import env_spaces
 from rl_service.normalization import ObservationNormalizer
 from rl_service.policies import write_bundle
+from tests.support.environments import env_spaces
 
 if TYPE_CHECKING:
     from rl_service.algorithms.base import OnPolicyAlgorithm

@@ -20,3 +20,8 @@ def one_line(value: object) -> str:
     """
     text = " ".join(str(value).split())
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def brief(value: object, max_characters: int = 300) -> str:
+    """One line of something that may be long: a stranger's text, or what a library says."""
+    return one_line(value)[:max_characters]

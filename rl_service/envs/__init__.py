@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rl_service.config.aliases import resolve_env_id
-from rl_service.envs.make import env_spaces, make_env, try_env
+from rl_service.envs.make import make_env, try_env
 
-__all__ = ["env_spaces", "make_env", "resolve_env_id", "try_env"]
+__all__ = ["make_env", "resolve_env_id", "try_env"]

@@ -50,18 +50,6 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
 
 
-def env_spaces(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
-    """Observation space (flat float32) and action space of an environment.
-
-    Raises:
-        EnvError: as `make_env`.
-    """
-    with closing(make_env(env)) as made:
-        space = made.observation_space
-        assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
-        return space, made.action_space
-
-
 def raw_observation_space(env: AnyEnv) -> gym.spaces.Box:
     """What an environment of `make_env` observes before it is flattened, in float32."""
     space = env.raw_space if isinstance(env, FlatObservation) else env.observation_space
@@ -73,7 +61,7 @@ def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
     """Resets an environment and takes one step in it, as training will do many times.
 
     Returns:
-        As `env_spaces`.
+        Its observation space (flat float32) and its action space.
 
     Raises:
         EnvError: as `make_env`, or if it does not keep to gymnasium's interface or its own spaces.

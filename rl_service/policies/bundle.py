@@ -25,10 +25,18 @@ from custom_models.critic import Critic
 from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
 from custom_models.nets import ActorCritic, build_actor, build_critic
 from rl_service.config.settings import EnvSettings
+from rl_service.config.text import brief
 from rl_service.errors import BundleError
 from rl_service.normalization import ObservationNormalizer
 from rl_service.policies.card import model_card
-from rl_service.policies.files import CARD_FILE, SPEC_FILE, WEIGHTS_FILE, open_file, read_errors
+from rl_service.policies.files import (
+    CARD_FILE,
+    SPEC_FILE,
+    WEIGHTS_FILE,
+    check_amount,
+    open_file,
+    read_errors,
+)
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
 from rl_service.policies.replace import replacing_folder
 from rl_service.policies.runner import PolicyRunner
@@ -39,8 +47,6 @@ from rl_service.policies.spec import (
     FilterSpec,
     PolicySpec,
     action_mapping,
-    brief,
-    check_amount,
     first_problem,
     read_spec,
     space_spec,

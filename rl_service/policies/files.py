@@ -14,14 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Final
 
 from rl_service.errors import BundleError
 
+FORMAT: Final = "rl-service-policy"
 SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"
 BUNDLE_FILES = (CARD_FILE, SPEC_FILE, WEIGHTS_FILE)
 """Sorted; nothing else that lies in a bundle's folder is a part of it."""
 MAX_SPEC_BYTES = 8 * 2**20
 MAX_CARD_BYTES = 2**20
+MAX_NUMBERS, _MAX_NESTED = 200_000, 10_000
+"""Numbers, and lists and keys, in `policy.json`; more would take much memory to read."""
 
 
 @contextmanager
@@ -60,6 +64,16 @@ def open_file(path: Path, max_bytes: int) -> BufferedReader:
         f"{path} is larger than {max_bytes} bytes, the most that it can have in this bundle; copy "
         f"the bundle again"
     )
+
+
+def check_amount(text: bytes, path: Path) -> None:
+    """Raises a BundleError for a description that takes much memory to read."""
+    nested = sum(map(text.count, (b"[", b"{", b":")))
+    if nested > _MAX_NESTED or text.count(b",") > MAX_NUMBERS:
+        raise BundleError(
+            f"{path} is no {FORMAT} file: it holds more than {MAX_NUMBERS} numbers or "
+            f"{_MAX_NESTED} lists and keys; a policy needs observations of fewer numbers"
+        )
 
 
 def open_files(folder: Path) -> Iterator[tuple[str, BufferedReader]]:

@@ -18,22 +18,26 @@ from custom_models.configs import ContextLength, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
 from rl_service.config.group import PositiveInt
 from rl_service.config.settings import EnvSettings
-from rl_service.config.text import one_line
+from rl_service.config.text import brief
 from rl_service.errors import BundleError
 from rl_service.normalization import ObservationNormalizer
-from rl_service.policies.files import MAX_SPEC_BYTES, SPEC_FILE, open_file, read_errors
+from rl_service.policies.files import (
+    FORMAT,
+    MAX_NUMBERS,
+    MAX_SPEC_BYTES,
+    SPEC_FILE,
+    check_amount,
+    open_file,
+    read_errors,
+)
 
-FORMAT: Final = "rl-service-policy"
 FORMAT_VERSION: Final = 1
-_MAX_NUMBERS, _MAX_NESTED = 200_000, 10_000
-"""Numbers, and lists and keys, in a file; more would take much memory to read."""
 _MAX_WEIGHTS_BYTES = 9 * 2**30
 """A base model of up to 8 GiB, and what is beside it."""
 _WEIGHTS_HEADER_BYTES = 2**20
 _TOO_MANY_WEIGHTS = f"the net has more than {_MAX_WEIGHTS_BYTES / 2**30:.0f} GiB of weights"
 _MAX_PARITY_ROWS = 16
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-_SHOWN_CHARACTERS = 300
 
 Float32 = Annotated[float, Field(ge=-_LARGEST_FLOAT32, le=_LARGEST_FLOAT32)]
 PositiveFloat32 = Annotated[float, Field(ge=1e-30, le=_LARGEST_FLOAT32)]
@@ -206,7 +210,7 @@ class PolicySpec(_Strict):
     def max_weights_bytes(self) -> int:
         """Size of `policy.safetensors`, at most."""
         sizes = self.observation_space.size, self.action_spec.num_dist_inputs
-        return 4 * self.model.max_weights(*sizes) + _WEIGHTS_HEADER_BYTES
+        return _weights_bytes(self.model, *sizes)
 
     @model_validator(mode="after")
     def _check_agreement(self) -> PolicySpec:
@@ -285,10 +289,10 @@ def problems_of_bundles(model: ModelConfig, num_inputs: int, num_outputs: int) -
         num_outputs: of the actor.
     """
     problems = []
-    if 4 * model.max_weights(num_inputs, num_outputs) + _WEIGHTS_HEADER_BYTES > _MAX_WEIGHTS_BYTES:
+    if _weights_bytes(model, num_inputs, num_outputs) > _MAX_WEIGHTS_BYTES:
         problems.append(f"{_TOO_MANY_WEIGHTS}, which no bundle holds; take a smaller net")
     # One recorded sample at least, the space's bounds and the filter.
-    if (model.acting_context_length + 4) * num_inputs > _MAX_NUMBERS:
+    if (model.acting_context_length + 4) * num_inputs > MAX_NUMBERS:
         problems.append(
             f"observations of {num_inputs:,} numbers, {model.acting_context_length} at a time, are "
             f"more than a bundle can describe; make them smaller in a wrapper"
@@ -296,14 +300,8 @@ def problems_of_bundles(model: ModelConfig, num_inputs: int, num_outputs: int) -
     return problems
 
 
-def check_amount(text: bytes, path: Path) -> None:
-    """Raises a BundleError for a description that takes much memory to read."""
-    nested = sum(map(text.count, (b"[", b"{", b":")))
-    if nested > _MAX_NESTED or text.count(b",") > _MAX_NUMBERS:
-        raise BundleError(
-            f"{path} is no {FORMAT} file: it holds more than {_MAX_NUMBERS} numbers or "
-            f"{_MAX_NESTED} lists and keys; a policy needs observations of fewer numbers"
-        )
+def _weights_bytes(model: ModelConfig, num_inputs: int, num_outputs: int) -> int:
+    return 4 * model.max_weights(num_inputs, num_outputs) + _WEIGHTS_HEADER_BYTES
 
 
 def _parse(schema: type[Schema], text: bytes, path: Path) -> Schema:
@@ -320,11 +318,6 @@ def first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     return brief(f"{where}: {problem['msg']}" if where else problem["msg"])
-
-
-def brief(value: object) -> str:
-    """Text out of a stranger's file, for a message."""
-    return one_line(value)[:_SHOWN_CHARACTERS]
 
 
 def action_mapping(space: BoxSpec | DiscreteSpec) -> Literal["offset", "clip_and_scale"]:

@@ -101,7 +101,7 @@ _DEFAULTS = (
     f"    timeout client {IDLE_TIMEOUT_S}s",
     f"    timeout http-request {HEAD_TIMEOUT_S}s",
     "    option http-buffer-request",
-    *(f"    http-error {_answer(status, *told)}" for status, told in ERRORS.items()),
+    *(f"    http-error {_answer(status, *error)}" for status, error in ERRORS.items()),
 )
 
 

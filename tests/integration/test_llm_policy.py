@@ -181,12 +181,20 @@ def test_a_bundle_holds_what_differs_from_its_base_model(
     assert policy.act(obs, deterministic=True).actions.shape == (3,)
 
 
+def trained_on(base_model: Path, output_dir: Path) -> Run:
+    """A run of one iteration with the language model of a folder."""
+    settings = small_settings(
+        on(base_model), iterations=1, output_dir=output_dir, env="CartPole-v1"
+    )
+    run = Run.create(settings, command=[])
+    train(settings, observer=Recorder(), run=run)
+    return run
+
+
 def test_a_bundle_refuses_another_base_model(base_model: Path, tmp_path: Path, build: Any) -> None:
     own = tmp_path / "own_base"
     shutil.copytree(base_model, own)
-    settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
-    run = Run.create(settings, command=[])
-    train(settings, observer=Recorder(), run=run)
+    run = trained_on(own, tmp_path)
     weights = (own / "model.safetensors").read_bytes()
     (own / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(BundleError, match=r"needs the base model own_base: .*own_base is another"):
@@ -203,9 +211,7 @@ def test_a_bundle_finds_its_base_model_by_its_contents_and_opens_no_path(
     monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
     own, store = tmp_path / "own_base", tmp_path / "store"
     shutil.copytree(base_model, own)
-    settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
-    run = Run.create(settings, command=[])
-    train(settings, observer=Recorder(), run=run)
+    run = trained_on(own, tmp_path)
     path = run.bundle_path / "policy.json"
     assert str(tmp_path) not in path.read_text()
     bundle, given = str(run.bundle_path), ("--base-model", str(own))
@@ -232,9 +238,7 @@ def test_a_run_goes_on_where_its_base_model_lies_now(
     monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
     own, moved = tmp_path / "own_base", tmp_path / "moved"
     shutil.copytree(base_model, own)
-    settings = small_settings(on(own), iterations=1, output_dir=tmp_path, env="CartPole-v1")
-    run = Run.create(settings, command=[])
-    train(settings, observer=Recorder(), run=run)
+    run = trained_on(own, tmp_path)
     score = json.loads((run.bundle_path / "policy.json").read_text())["evaluation"]
     own.rename(moved)
     with pytest.raises(CheckpointError, match=r"needs its base model own_base: .* --base-model"):

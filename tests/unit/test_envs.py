@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import env_spaces, make_env, resolve_env_id, try_env
+from rl_service.envs import make_env, resolve_env_id, try_env
 from rl_service.errors import EnvError
-from tests.support.environments import ENVIRONMENTS
+from tests.support.environments import ENVIRONMENTS, env_spaces
 
 HERE = __name__
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -83,17 +83,23 @@ def test_each_seed_trains_as_if_alone_and_scores_are_means(tmp_path: Path, start
         assert both[key] == pytest.approx(fmean(single[key] for single in singles), abs=1e-9)
 
 
+def stored_trial(folder: Path) -> Callable[[], TuningTrial]:
+    """Starts one trial whose checkpoints are kept in a folder, as often as it is called."""
+    plan = small_plan(folder, settings={"stop": {"iterations": 9}})
+    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=1, store_variables={})
+
+    def start() -> TuningTrial:
+        storage = StorageContext(str(folder), "experiment", trial_dir_name="trial")
+        return trainable(config={"algorithm.actor_lr": 1e-3}, storage=storage)
+
+    return start
+
+
 @pytest.mark.parametrize("half", ["result.json", "sizes.json"])
 def test_a_report_whose_checkpoint_is_there_is_told_again_and_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
 ) -> None:
-    plan = small_plan(tmp_path, settings={"stop": {"iterations": 9}})
-    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=1, store_variables={})
-
-    def start() -> TuningTrial:
-        storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
-        return trainable(config={"algorithm.actor_lr": 1e-3}, storage=storage)
-
+    start = stored_trial(tmp_path)
     trial, reports, saved = start(), [], []
     for _ in range(4):
         reports.append(trial.train()["score"])
@@ -115,13 +121,7 @@ def test_a_report_whose_checkpoint_is_there_is_told_again_and_not_run_again(
 
 
 def test_a_trial_goes_on_from_what_is_kept_if_its_snapshot_is_older(tmp_path: Path) -> None:
-    plan = small_plan(tmp_path, settings={"stop": {"iterations": 9}})
-    trainable = tune.with_parameters(TuningTrial, space=plan.space, num_seeds=1, store_variables={})
-
-    def start() -> TuningTrial:
-        storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
-        return trainable(config={"algorithm.actor_lr": 1e-3}, storage=storage)
-
+    start = stored_trial(tmp_path)
     trial, reports, saved = start(), [], []
     for _ in range(5):
         reports.append(trial.train())

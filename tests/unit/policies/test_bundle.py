@@ -26,11 +26,11 @@ from custom_models.critic import Chunks
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import env_spaces
 from rl_service.errors import BundleError, OutputError
 from rl_service.policies import load_bundle, write_bundle
 from rl_service.policies.bundle import read_critic
 from tests.conftest import WriteTestBundle
+from tests.support.environments import env_spaces
 
 GPT2_SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": 4}
 MODELS = [MLPConfig(), GPT2CriticConfig(), MLPConfig(hidden_sizes=(), log_std="state")]
