@@ -104,7 +104,7 @@ def _connect(address: str, runtime_env: dict[str, str]) -> None:
         ray.init(runtime_env=runtime_env)
     except Exception as error:  # Ray raises what it likes; all of it means the same here
         raise ResourceError(
-            f"no Ray cluster answers at RAY_ADDRESS={address} ({brief(error)}); {remedy}"
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({brief(error, 200)}); {remedy}"
         ) from error
 
 
@@ -148,8 +148,8 @@ def start_ray(**arguments: Any) -> None:
             ray.init(address="local", **arguments)
     except Exception as error:  # time-outs of its processes, of many types
         raise ResourceError(
-            f"Ray did not start on this machine ({brief(error)}); {ray_remedy(str(error))}, or "
-            f"ask rl-service doctor"
+            f"Ray did not start on this machine ({brief(error, 200)}); "
+            f"{ray_remedy(str(error))}, or ask rl-service doctor"
         ) from error
 
 
