@@ -100,11 +100,10 @@ def test_idle_connections_stop_nobody_and_are_closed(service: Running) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("sent", [0, 40_000])
-def test_bodies_that_do_not_arrive_are_no_work(service: Running, sent: int) -> None:
+def test_bodies_that_do_not_arrive_are_no_work(service: Running) -> None:
     stalled = [connect(service) for _ in range(300)]
-    for connection in stalled:
-        connection.sendall(head(100_000) + b" " * sent)
+    for i, connection in enumerate(stalled):
+        connection.sendall(head(100_000) + b" " * (i % 2 * 40_000))
     assert acts(service)
     replies = [rest(connection) for connection in stalled]
     assert {reply[9:12] for reply in replies} == {b"408"}
@@ -212,19 +211,27 @@ def ended() -> Iterator[threading.Event]:
 def test_killed_replicas_and_a_stop_lose_no_request(start: Start, ended: threading.Event) -> None:
     service = serve(start)
     clients = [RawClient(service, ended) for _ in range(16)]
+    killed = []
     for _ in range(2):
-        killed = service.replica_pids()[0]
-        os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: len({*service.replica_pids()} - {killed}) == 2)  # noqa: B023
+        killed.append(service.replica_pids()[0])
+        os.kill(killed[-1], signal.SIGKILL)
+        wait_until(lambda: len({*service.replica_pids()} - {*killed}) == 2)
     before = sum(client.replies for client in clients)
     wait_until(lambda: sum(client.replies for client in clients) > before + 100)
-    service.process.send_signal(signal.SIGTERM)
+    with httpx.Client(base_url=service.url, timeout=30.0) as client:
+        assert client.get("/readyz").status_code == 200
+        service.process.send_signal(signal.SIGTERM)
+        while client.get("/readyz").status_code != 503:  # readiness ends before the service does
+            pass
     assert service.process.wait(60) == 0
     ended.set()
-    for client in clients:
-        client.join()
-    assert [lost for client in clients for lost in client.lost] == []
-    assert "raylet" not in service.output.read_text().partition("stopping: ")[2]
+    for raw in clients:
+        raw.join()
+    assert [lost for raw in clients for lost in raw.lost] == []
+    said = service.output.read_text().partition("stopping: ")[2].splitlines()
+    # Ray may tell only now of the replicas that were killed above.
+    late = tuple(f"Worker PID: {pid} " for pid in killed)
+    assert [line for line in said if "raylet" in line and not any(p in line for p in late)] == []
 
 
 def test_a_killed_service_leaves_nothing_that_the_next_one_misses(start: Start) -> None:
@@ -240,15 +247,3 @@ def test_a_killed_service_leaves_nothing_that_the_next_one_misses(start: Start) 
     again = serve(start, port=port_of(service))
     assert acts(again)
     assert not Path(file).exists()
-
-
-def test_readiness_ends_before_the_service_does(start: Start) -> None:
-    service = serve(start)
-    with httpx.Client(base_url=service.url, timeout=30.0) as client:
-        assert client.get("/readyz").status_code == 200
-        service.process.send_signal(signal.SIGTERM)
-        statuses: list[int] = []
-        while not statuses or statuses[-1] == 200:
-            statuses.append(client.get("/readyz").status_code)
-        assert statuses[-1] == 503
-    assert service.process.wait(60) == 0
