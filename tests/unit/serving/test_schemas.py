@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from rl_service.serving.errors import RequestError
 from rl_service.serving.schemas import act_body, as_array, read_body, session_act_body
@@ -36,6 +37,28 @@ def test_a_bad_body_is_refused_with_what_is_expected(body: bytes) -> None:
         read_body(act_body(1, 0), body, "two numbers")
     assert refused.value.status in (400, 422)
     assert len(refused.value.message) < 1000
+
+
+TOO_MUCH = {
+    "values": b'{"observation": [' + b"0," * 600_000 + b"0]}",
+    "lists": b'{"observations": [' + b"[]," * 200_000 + b"[]]}",
+    "keys": b"{" + b",".join(b'"%d":0' % i for i in range(60_000)) + b"}",
+}
+
+
+@pytest.mark.parametrize(("what", "body"), TOO_MUCH.items(), ids=TOO_MUCH)
+def test_what_would_take_long_to_read_is_not_read(what: str, body: bytes) -> None:
+    with pytest.raises(RequestError, match=f"has more than [0-9]+,000 {what}; send less"):
+        read_body(act_body(1, 0), body, "")
+
+
+def test_one_bad_item_of_a_long_list_is_enough() -> None:
+    """Of each an error was made, 20 seconds for a body of 4 MB."""
+    for key in ("observation", "observations", "history"):
+        text = json.dumps({key: ["a"] * 1000})
+        with pytest.raises(ValidationError) as refused:
+            act_body(1, 0).model_validate_json(text)
+        assert refused.value.error_count() <= 2
 
 
 def test_numbers_are_read_as_they_are() -> None:
