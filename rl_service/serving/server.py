@@ -134,8 +134,8 @@ def _drain(folder: Path) -> None:
     try:
         asyncio.run(asyncio.wait_for(announce(), _DRAIN_TIMEOUT_S))
     except Exception as error:  # Ray raises what it likes; the service ends in any case
-        text = brief(error)
-        logging.getLogger(__name__).warning("the replicas were not told of the stop: %s", text)
+        logger = logging.getLogger(__name__)
+        logger.warning("could not announce the shutdown to the replicas: %s", brief(error))
     time.sleep(_ANNOUNCED_S)
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     proxies = _haproxies(folder)

@@ -21,8 +21,8 @@ episodes of the run's best policy, episode i starting from seed + i. *Reached at
 evaluation during training (10 episodes, other seeds) at or above the target. Runs may have shared
 their machine with others: minutes and env steps/s are no benchmark. Seeds 1, 2 and 3 share 18 of
 their 20 episodes, so their returns are alike; newer runs have seeds 100 apart, which share none.
-Those of LunarLander with the GPT-2 critic had two cores of an EPYC together with a test suite;
-alone there, `make train` takes 4.5 minutes (seed 123: 269.9).
+The GPT-2 critic's runs on LunarLander shared two cores with a test suite and were resumed twice,
+which affects their minutes and speed alone.
 
 {machine}
 """

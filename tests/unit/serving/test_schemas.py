@@ -53,7 +53,7 @@ def test_what_would_take_long_to_read_is_not_read(what: str, body: bytes) -> Non
 
 
 def test_one_bad_item_of_a_long_list_is_enough() -> None:
-    """Of each an error was made, 20 seconds for a body of 4 MB."""
+    """Collecting an error for each item took 20 seconds for a body of 4 MB."""
     for key in ("observation", "observations", "history"):
         text = json.dumps({key: ["a"] * 1000})
         with pytest.raises(ValidationError) as refused:
