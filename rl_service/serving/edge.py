@@ -39,6 +39,35 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Edge)]
 
 
+class OneWrite:
+    """A transport whose writes of one turn of the event loop leave together.
+
+    uvicorn writes the head of a reply and then its body: if the replica died in between, HAProxy
+    could not ask another one.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._transport.write(b"".join(self._held))
+            self._held.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(auto.AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     """One connection to uvicorn: closed if the head of a request takes too long, or is too long."""
 
@@ -46,7 +75,7 @@ class Connection(auto.AutoHTTPProtocol):  # type: ignore[valid-type, misc]
     _head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(OneWrite(transport, self.loop))
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -108,19 +137,26 @@ class Edge:
             await _error(408, *ERRORS[408], request_id)(scope, receive, send)
             return
         replaced = False
+        head: Message | None = None
 
         async def receive_again() -> Message:
             return arrived.pop(0) if arrived else await receive()
 
         async def send_shaped(message: Message) -> None:
-            nonlocal replaced
+            nonlocal replaced, head
             if message["type"] == "http.response.start":
                 response = _shaped(message, request_id)
                 replaced = response is not None
                 if response is not None:
                     await response(scope, receive, send)
-            if not replaced:
-                await send(message)
+                head = message  # to leave together with the body
+                return
+            if replaced:
+                return
+            if head is not None:
+                await send(head)
+                head = None
+            await send(message)
 
         await self._app(scope, receive_again, send_shaped)
 

@@ -208,14 +208,34 @@ def ended() -> Iterator[threading.Event]:
     event.set()
 
 
+def haproxy_file(service: Running) -> Path:
+    [file] = {
+        word
+        for pid in descendants(service.process.pid)
+        for word in command_line(pid).split()
+        if word.endswith("/haproxy.cfg")
+    }
+    return Path(file)
+
+
+def servers(service: Running) -> set[str]:
+    """Names of the replicas that HAProxy asks."""
+    text = haproxy_file(service).read_text()
+    return set(re.findall(r"^ *server (\S+) \S+ check(?! backup)", text, re.MULTILINE))
+
+
+def kill_a_replica(service: Running) -> int:
+    """Returns its process id once HAProxy asks another one instead: till then only one is left."""
+    before, pid = servers(service), service.replica_pids()[0]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(servers(service)) == 2 and len(servers(service) - before) == 1)
+    return pid
+
+
 def test_killed_replicas_and_a_stop_lose_no_request(start: Start, ended: threading.Event) -> None:
     service = serve(start)
     clients = [RawClient(service, ended) for _ in range(16)]
-    killed = []
-    for _ in range(2):
-        killed.append(service.replica_pids()[0])
-        os.kill(killed[-1], signal.SIGKILL)
-        wait_until(lambda: len({*service.replica_pids()} - {*killed}) == 2)
+    killed = [kill_a_replica(service), kill_a_replica(service)]
     before = sum(client.replies for client in clients)
     wait_until(lambda: sum(client.replies for client in clients) > before + 100)
     with httpx.Client(base_url=service.url, timeout=30.0) as client:
@@ -238,14 +258,9 @@ def test_killed_replicas_and_a_stop_lose_no_request(start: Start, ended: threadi
 
 def test_a_killed_service_leaves_nothing_that_the_next_one_misses(start: Start) -> None:
     service = serve(start)
-    [file] = {
-        word
-        for pid in descendants(service.process.pid)
-        for word in command_line(pid).split()
-        if word.endswith("/haproxy.cfg")
-    }
+    file = haproxy_file(service)
     service.process.kill()
     service.process.wait()
     again = serve(start, port=port_of(service))
     assert acts(again)
-    assert not Path(file).exists()
+    assert not file.exists()

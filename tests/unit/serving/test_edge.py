@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rl_service.serving import edge
 
@@ -64,6 +64,54 @@ def test_a_body_reaches_serve_whole() -> None:
     assert ask("/", "POST", content=b"a" * 100_000).json()["body"] == "a" * 100_000
 
 
+class Recorder:
+    """A transport that keeps what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport, writes: list[bytes]) -> None:
+        self.transport, self.writes = transport, writes
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+        self.transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+
+async def send_and_read(app: ASGIApp, sent: bytes) -> tuple[bytes, list[bytes]]:
+    """All that a connection answers to some bytes, and the writes that it took."""
+    writes: list[bytes] = []
+
+    class Recorded(edge.Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(Recorder(transport, writes))
+
+    config = uvicorn.Config(edge.Edge(app), log_config=None, lifespan="off")
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Recorded(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(sent)
+        answer = await reader.read()
+        writer.close()
+        return answer, writes
+
+
+def test_a_reply_leaves_in_one_piece() -> None:
+    """Once HAProxy has seen a part of it, it asks no other replica if this one dies."""
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        head = [(b"content-length", b"2"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b"ab"})
+
+    answer, writes = asyncio.run(send_and_read(slow, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\nab")
+    assert writes == [answer]
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -80,21 +128,7 @@ def test_a_connection_that_sends_no_request_is_closed(
 ) -> None:
     monkeypatch.setattr(edge, "HEAD_TIMEOUT_S", 0.2)
 
-    async def play() -> bytes:
-        loop = asyncio.get_running_loop()
-        config = uvicorn.Config(edge.Edge(serve_like), log_config=None, lifespan="off")
-        state = uvicorn.server.ServerState()
-        server = await loop.create_server(
-            lambda: edge.Connection(config, state, {}), "127.0.0.1", 0
-        )
-        async with server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(sent)
-            answer = await reader.read()
-            writer.close()
-            return answer
-
-    answer = asyncio.run(play())
+    answer, _ = asyncio.run(send_and_read(serve_like, sent))
     assert answer[9:12] == status
     if status:
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
