@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -218,26 +219,38 @@ def haproxy_file(service: Running) -> Path:
     return Path(file)
 
 
-def servers(service: Running) -> set[str]:
-    """Names of the replicas that HAProxy asks."""
-    text = haproxy_file(service).read_text()
-    return set(re.findall(r"^ *server (\S+) \S+ check(?! backup)", text, re.MULTILINE))
+def replicas_up(service: Running) -> set[str]:
+    """Names of the replicas that HAProxy asks, by its own account."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(haproxy_file(service).with_name("admin.sock")))
+        connection.sendall(b"show stat\n")
+        lines = rest(connection).decode().removeprefix("# ").splitlines()
+    return {
+        row["svname"]
+        for row in csv.DictReader(lines)
+        if row["svname"].startswith("SERVE_REPLICA") and row["status"].startswith("UP")
+    }
 
 
-def kill_a_replica(service: Running) -> int:
-    """Returns its process id once HAProxy asks another one instead: till then only one is left."""
-    before, pid = servers(service), service.replica_pids()[0]
+def kill_a_replica(service: Running, clients: list[RawClient]) -> int:
+    """Returns its process id once HAProxy asks two again: until then only one is left."""
+    wait_until(lambda: len(replicas_up(service)) == 2)
+    before, pid = replicas_up(service), service.replica_pids()[0]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(servers(service)) == 2 and len(servers(service) - before) == 1)
+    wait_until(lambda: len(replicas_up(service)) == 2 and replicas_up(service) != before)
+    answer_more(clients)  # and no connection is left at a HAProxy that does not know the new one
     return pid
+
+
+def answer_more(clients: list[RawClient]) -> None:
+    before = [client.replies for client in clients]
+    wait_until(lambda: all(c.replies > b + 5 for c, b in zip(clients, before, strict=True)))
 
 
 def test_killed_replicas_and_a_stop_lose_no_request(start: Start, ended: threading.Event) -> None:
     service = serve(start)
     clients = [RawClient(service, ended) for _ in range(16)]
-    killed = [kill_a_replica(service), kill_a_replica(service)]
-    before = sum(client.replies for client in clients)
-    wait_until(lambda: sum(client.replies for client in clients) > before + 100)
+    killed = [kill_a_replica(service, clients) for _ in range(2)]
     with httpx.Client(base_url=service.url, timeout=30.0) as client:
         assert client.get("/readyz").status_code == 200
         service.process.send_signal(signal.SIGTERM)
