@@ -16,7 +16,7 @@ from rl_service.machine import available_cpus, available_gpus, missing_cpus
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.policies.spec import problems_of_bundles
 from rl_service.pretrained import check_pretrained, check_prompts
-from rl_service.rollout.scaling_policies import check_policy
+from rl_service.rollout.autoscaler import check_policy
 
 
 def check_settings(settings: Settings) -> list[str]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.chaos import chaos
 from rl_service.cli.interruption import told_if_interrupted
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -19,7 +18,6 @@ cluster = typer.Typer(
     help="Start a Ray cluster of several nodes on this machine, look at it, end it.",
     rich_markup_mode=None,
 )
-cluster.command("chaos")(chaos)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 

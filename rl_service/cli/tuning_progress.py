@@ -16,7 +16,7 @@ from rl_service.cli.figures import duration, figure, mean_std, speed
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult
 from rl_service.tuning.report import ranked
-from rl_service.tuning.settings import PB2Settings, PBTSettings
+from rl_service.tuning.settings import PBTSettings
 
 _MAX_ROWS = 20
 _STYLES: dict[TrialStatus, str] = {
@@ -163,7 +163,7 @@ def print_tuning_summary(console: Console, result: TuneResult) -> None:
 def _title(plan: TuningPlan, max_concurrent: int) -> str:
     tuning, base = plan.tuning, plan.base
     seeds = f" x {tuning.num_seeds} seeds" if tuning.num_seeds > 1 else ""
-    is_population = isinstance(tuning.scheduler, PBTSettings | PB2Settings)  # takes no searcher
+    is_population = isinstance(tuning.scheduler, PBTSettings)  # takes no searcher
     search = "random at first" if is_population else tuning.search_alg.name
     return (
         f"Tuning {base.model.name} with {base.algorithm.name} on {base.env.id}: "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rl_service.config.group import Group, NonNegativeInt, PositiveFloat, PositiveInt
+from rl_service.config.group import Group, PositiveFloat, PositiveInt
 
-POLICIES = ("throughput", "schedule", "fixed")
-"""Scaling policies that are there by name; others are `module:function`."""
+THROUGHPUT = "throughput"
+"""The scaling policy that is there by name; others are `module:function`."""
 
 
 class ElasticitySettings(Group):
@@ -19,11 +19,8 @@ class ElasticitySettings(Group):
     """Most rollout workers. None: their number stays `num_env_runners`."""
     min_env_runners: PositiveInt = 1
     """Fewest, also where the cluster has no room for them at the moment."""
-    autoscaling_policy: str = "throughput"
-    """`throughput`: from measured times. `schedule`: as `autoscaling_schedule` says. `fixed`:
-    `num_env_runners`. `module:function`: your own."""
-    autoscaling_schedule: dict[NonNegativeInt, PositiveInt] = Field(default_factory=dict)
-    """Env steps of the run -> workers from there on; `num_env_runners` before the first."""
+    autoscaling_policy: str = THROUGHPUT
+    """`throughput`: from measured times. `module:function`: your own."""
     target_sampling_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of an iteration in which the learner may wait for samples."""
     up_delay_iterations: PositiveInt = 1
@@ -39,6 +36,14 @@ class ElasticitySettings(Group):
     replaced."""
     lost_timeout_s: PositiveFloat = 600.0
     """How long a run waits for a rollout worker when none is left, before it saves and ends."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_removed(cls, values: Any) -> Any:
+        """Runs and experiments of earlier releases have written `autoscaling_schedule: {}`."""
+        if isinstance(values, dict) and values.get("autoscaling_schedule") == {}:
+            return {key: value for key, value in values.items() if key != "autoscaling_schedule"}
+        return values
 
     @property
     def is_elastic(self) -> bool:

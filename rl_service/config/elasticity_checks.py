@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from rl_service.config.elasticity import POLICIES
+from rl_service.config.elasticity import THROUGHPUT
 from rl_service.config.settings import ResourceSettings, Settings
-from rl_service.config.text import nearest
 
 
 def check_elasticity(settings: Settings) -> list[str]:
     """One line for each setting of the autoscaler that contradicts another one."""
     resources = settings.resources
-    problems = [*_policy_problems(resources), *_schedule_problems(resources)]
+    problems = _policy_problems(resources)
     if resources.max_env_runners is None:
         return [*problems, *_idle_problems(resources)]
     return [*problems, *_bound_problems(resources), *_batch_problems(settings)]
@@ -19,37 +18,19 @@ def check_elasticity(settings: Settings) -> list[str]:
 def _policy_problems(resources: ResourceSettings) -> list[str]:
     policy = resources.autoscaling_policy
     module, colon, function = policy.partition(":")
-    if policy in POLICIES or (module and colon and function):
+    if policy == THROUGHPUT or (module and colon and function):
         return []
-    near = nearest(policy, POLICIES)
-    hint = f"did you mean {near}? " if near else ""
     return [
-        f"unknown resources.autoscaling_policy={policy}; {hint}"
-        f"known: {', '.join(POLICIES)}, or module:function of your own"
+        f"unknown resources.autoscaling_policy={policy}; give {THROUGHPUT}, or module:function of "
+        f"your own"
     ]
-
-
-def _schedule_problems(resources: ResourceSettings) -> list[str]:
-    by_schedule = resources.autoscaling_policy == "schedule"
-    if by_schedule and not resources.autoscaling_schedule:
-        return [
-            "resources.autoscaling_policy=schedule has no schedule; give one, such as "
-            "resources.autoscaling_schedule={0: 1, 50000: 3} (env steps: workers)"
-        ]
-    if resources.autoscaling_schedule and not by_schedule:
-        return [
-            f"resources.autoscaling_schedule is not read by "
-            f"resources.autoscaling_policy={resources.autoscaling_policy}; add "
-            f"resources.autoscaling_policy=schedule or leave the schedule out"
-        ]
-    return []
 
 
 def _idle_problems(resources: ResourceSettings) -> list[str]:
     """Settings that would do nothing, since the number of workers stays fixed."""
     policy = resources.autoscaling_policy
     asked = {
-        f"autoscaling_policy={policy}": policy == "schedule" or ":" in policy,
+        f"autoscaling_policy={policy}": policy != THROUGHPUT,
         f"min_env_runners={resources.min_env_runners}": resources.min_env_runners > 1,
         f"max_worker_hours={resources.max_worker_hours}": resources.max_worker_hours is not None,
     }
@@ -79,21 +60,13 @@ def _bound_problems(resources: ResourceSettings) -> list[str]:
             f"scales; leave out resources.max_env_runners={most} or start with "
             f"resources.num_env_runners={least}"
         ]
-    problems = []
     if not least <= start <= most:
-        problems.append(
+        return [
             f"resources.num_env_runners={start} is not between resources.min_env_runners={least} "
             f"and resources.max_env_runners={most}; use {min(max(start, least), most)} or move "
             f"the bounds"
-        )
-    outside = sorted({n for n in resources.autoscaling_schedule.values() if not least <= n <= most})
-    if outside:
-        problems.append(
-            f"resources.autoscaling_schedule has {', '.join(map(str, outside))} workers, not "
-            f"between resources.min_env_runners={least} and resources.max_env_runners={most}; "
-            f"change the schedule or move the bounds"
-        )
-    return problems
+        ]
+    return []
 
 
 def _batch_problems(settings: Settings) -> list[str]:

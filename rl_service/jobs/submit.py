@@ -18,7 +18,6 @@ from rl_service.config.text import one_line
 from rl_service.errors import ClusterError, JobError
 from rl_service.jobs.address import Connection
 from rl_service.jobs.client import ray_client
-from rl_service.jobs.lasting import lasting_folder
 from rl_service.jobs.staging import all_files, git_commit, write_zip
 from rl_service.jobs.target import Target, as_job_name, resolve_target
 from rl_service.jobs.variables import (
@@ -64,8 +63,8 @@ def submit(
         target: a settings file, a preset's name, or a command.
         arguments: come after it.
         name: first part of the job's id; None takes it from the target.
-        output_dir: folder of the cluster that the command runs in; None: the current one, where
-            the cluster is this machine.
+        output_dir: folder of the cluster that the command runs in; None, for a cluster on this
+            machine: the current one.
         resources: of the command's process.
         environment: some of its variables go with the job.
 
@@ -79,12 +78,10 @@ def submit(
     resolved = resolve_target(target, arguments, folder, files)
     variables = job_variables(environment)
     refuse_secrets(resolved.arguments, variables.secret)
-    lasting = lasting_folder(resolved, output_dir, folder, connection.local, variables.open)
+    variables.open[FOLDER_VARIABLE] = _lasting_folder(output_dir, folder, connection.local)
     _check_versions(connection)
     _check_resources(resources, connection.local)
     notes = [] if connection.local else _not_sent(variables)
-    if lasting:
-        variables.open[FOLDER_VARIABLE] = lasting
     request = {
         "entrypoint": entrypoint(resolved.arguments),
         "metadata": {
@@ -105,6 +102,22 @@ def submit(
 def entrypoint(arguments: Sequence[str]) -> str:
     """The command line of a job; `exec`, or SIGTERM would reach the shell alone."""
     return f"exec {shlex.join([*_ENTRYPOINT, *arguments])}"
+
+
+def _lasting_folder(output_dir: str | None, folder: Path, local: LocalCluster | None) -> str:
+    """The folder that the command runs in: Ray deletes the job's own one after the job."""
+    if local is not None:
+        return str(Path(output_dir or folder).expanduser().absolute())
+    if output_dir is None:
+        raise JobError(
+            "what the job writes would go with it: its folder on the cluster does not last; give "
+            "a folder that all nodes share with -o, such as -o /data"
+        )
+    if not output_dir.startswith("/"):
+        raise JobError(
+            f"-o {output_dir} must be an absolute path on the cluster, such as a shared volume"
+        )
+    return output_dir
 
 
 def _check_versions(connection: Connection) -> None:

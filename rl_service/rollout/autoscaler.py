@@ -1,20 +1,31 @@
 """Decides between two iterations how many rollout workers there should be.
 
 A policy says what it wants; limits, delays, the step size and the cost cap say what it gets.
-Whoever carries a decision out need not wait for it: the target counts workers that are still
-starting, and measures are of the workers that really sampled.
+Nobody waits for a decision to be carried out: the target counts workers that are still starting,
+and measures are of the workers that really sampled.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
+from rl_service.config.elasticity import THROUGHPUT
+from rl_service.config.own_modules import callables_of, import_own
 from rl_service.config.settings import ResourceSettings
+from rl_service.config.text import nearest, one_line
+from rl_service.errors import SettingsError
 from rl_service.rollout.load import Load
-from rl_service.rollout.scaling_policies import build_policy
-from rl_service.rollout.throughput import Proposal
+from rl_service.rollout.throughput import Proposal, ThroughputPolicy
 
-__all__ = ["Autoscaler", "Decision", "Load"]
+__all__ = ["Autoscaler", "Decision", "Load", "check_policy"]
+
+logger = logging.getLogger(__name__)
+
+OwnFunction = Callable[[Load], Any]
+"""Returns workers, or (workers, reason)."""
 
 
 class Decision(NamedTuple):
@@ -30,7 +41,7 @@ class Autoscaler:
     """The target of one run.
 
     Args:
-        settings: checked settings.
+        settings: checked settings, with `max_env_runners`.
         num_workers: workers at the start; a run that goes on starts with those it had.
 
     Raises:
@@ -40,10 +51,8 @@ class Autoscaler:
     def __init__(self, settings: ResourceSettings, num_workers: int) -> None:
         self._settings = settings
         self._policy = build_policy(settings)
-        most = settings.max_env_runners
-        self._least, self._most = (
-            (num_workers, num_workers) if most is None else (settings.min_env_runners, most)
-        )
+        assert settings.max_env_runners is not None
+        self._least, self._most = settings.min_env_runners, settings.max_env_runners
         self._target = min(max(num_workers, self._least), self._most)
         self._last_proposal = self._target
         self._direction = 0
@@ -73,8 +82,7 @@ class Autoscaler:
         if cap is not None and load.worker_hours >= cap:
             spent = f"{load.worker_hours:.3g} of {cap:g} worker-hours are spent"
             return Proposal(self._least, f"{spent}, {self._least} go on")
-        bounded = self._bounded(proposal)
-        return self._delayed(load, bounded) if self._policy.delayed else bounded
+        return self._delayed(load, self._bounded(proposal))
 
     def _bounded(self, proposal: Proposal) -> Proposal:
         count, reason = proposal
@@ -117,3 +125,95 @@ class Autoscaler:
         if proposal.num_workers <= room:
             return proposal
         return Proposal(room, f"{proposal.reason}; the cluster has room for {room}")
+
+
+class ScalingPolicy(Protocol):
+    def propose(self, load: Load, current: int) -> Proposal:
+        """Asks for workers after an iteration; `current` is the target so far."""
+
+
+class OwnPolicy:
+    """A user's function; if it fails, the number of workers stays.
+
+    Args:
+        name: `module:function`.
+
+    Raises:
+        SettingsError: if it cannot be imported or called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._function = find_function(name)
+        self._told: str | None = None
+        """The failure that was reported last."""
+
+    def propose(self, load: Load, current: int) -> Proposal:
+        try:
+            return self._read(self._function(load))
+        except Exception as error:  # a user's function may raise anything
+            return Proposal(current, self._failure(error))
+
+    def _read(self, answer: Any) -> Proposal:
+        count, reason = answer if isinstance(answer, tuple) else (answer, "")
+        if isinstance(count, bool) or not isinstance(reason, str):
+            raise TypeError(f"it returned {one_line(repr(answer))[:60]}")
+        try:
+            workers = operator.index(count)  # NumPy's integers, too, but no floats
+        except TypeError:
+            raise TypeError(f"it returned {one_line(repr(answer))[:60]}") from None
+        return Proposal(workers, one_line(reason) or f"{self._name} says {workers}")
+
+    def _failure(self, error: Exception) -> str:
+        told = f"{type(error).__name__}: {one_line(error)}"
+        if told == self._told:
+            return f"{self._name} fails as before"
+        self._told = told
+        logger.warning("autoscaling policy %s failed", self._name, exc_info=error)
+        return f"{self._name} failed ({told}); it must return workers as an int, or (int, reason)"
+
+
+def build_policy(resources: ResourceSettings) -> ScalingPolicy:
+    """The policy that the settings name.
+
+    Args:
+        resources: checked settings, with `max_env_runners`.
+
+    Raises:
+        SettingsError: if a function of one's own cannot be imported or called.
+    """
+    most = resources.max_env_runners
+    assert most is not None
+    if resources.autoscaling_policy == THROUGHPUT:
+        return ThroughputPolicy(resources.target_sampling_share, most)
+    return OwnPolicy(resources.autoscaling_policy)
+
+
+def check_policy(resources: ResourceSettings) -> list[str]:
+    """Why the policy cannot be used on this machine, in one line or none."""
+    try:
+        if resources.is_elastic:
+            build_policy(resources)
+    except SettingsError as error:
+        return error.problems
+    return []
+
+
+def find_function(name: str) -> OwnFunction:
+    """Imports `module:function`.
+
+    Raises:
+        SettingsError: if that fails.
+    """
+    what = f"resources.autoscaling_policy={name}"
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = import_own(module_name)
+    except ValueError as error:
+        raise SettingsError(f"{what}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        near = nearest(function_name, callables_of(module))
+        hint = f"did you mean {near}?" if near else "give one that takes a Load"
+        raise SettingsError(f"{what}: {module_name} has no function {function_name}; {hint}")
+    return function  # type: ignore[no-any-return]

@@ -32,7 +32,7 @@ from rl_service.tuning.report import (
 )
 from rl_service.tuning.resources import TrialResources, check_placement, check_shared
 from rl_service.tuning.search import build_scheduler, search_arguments
-from rl_service.tuning.settings import PB2Settings, PBTSettings
+from rl_service.tuning.settings import PBTSettings
 from rl_service.tuning.snapshot import saved_trials
 from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trackers import TrialTrackers, trial_folder
@@ -150,7 +150,7 @@ def _run_trials(
         num_seeds=plan.tuning.num_seeds,
         store_variables=_store_variables(),
     )
-    is_population = isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings)
+    is_population = isinstance(plan.tuning.scheduler, PBTSettings)
     with tune_environment():
         analysis = tune.run(
             tune.with_resources(trainable, TrialResources(plan.space, plan.tuning.num_seeds)),

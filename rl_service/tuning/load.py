@@ -23,13 +23,11 @@ from rl_service.tuning.settings import (
     PLACEMENT_KEYS,
     ASHASettings,
     MedianSettings,
-    PB2Settings,
     PBTSettings,
     SearchSettings,
     TuningSettings,
 )
-from rl_service.tuning.space import Coordinates, SearchSpace
-from rl_service.tuning.space_checks import check_point, check_space
+from rl_service.tuning.space import Coordinates, SearchSpace, check_point, check_space
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ def _scheduler_problems(tuning: TuningSettings, base: Settings) -> list[str]:
     scheduler = tuning.scheduler
     if isinstance(scheduler, ASHASettings):
         return _asha_problems(scheduler, base)
-    if isinstance(scheduler, PBTSettings | PB2Settings):
-        return _population_problems(tuning, scheduler.name)
+    if isinstance(scheduler, PBTSettings):
+        return _population_problems(tuning)
     return []
 
 
@@ -138,43 +136,35 @@ def _asha_problems(scheduler: ASHASettings, base: Settings) -> list[str]:
     return []
 
 
-def _population_problems(tuning: TuningSettings, name: str) -> list[str]:
+def _population_problems(tuning: TuningSettings) -> list[str]:
     space = tuning.search_space
     found = [
-        f"search_space {key}: scheduler {name} changes settings while they run, so none can "
+        f"search_space {key}: scheduler pbt changes settings while they run, so none can "
         f"depend on others; leave out its `when`, or take scheduler asha"
         for key, domain in space.items()
         if domain.when
     ]
     found += [
-        f"search_space {key}: scheduler {name} hands one trial's settings to others, whose CPUs "
+        f"search_space {key}: scheduler pbt hands one trial's settings to others, whose CPUs "
         f"and GPUs stay what they were; fix it under settings, or take scheduler asha"
         for key in PLACEMENT_KEYS
         if key in space
     ]
-    changeable = population_keys(tuning)
-    if not changeable:
+    if not population_keys(tuning):
         found.append(
-            f"scheduler {name} changes algorithm.* settings, and search_space has none of them; "
-            f"add one such as algorithm.actor_lr"
+            "scheduler pbt changes algorithm.* settings, and search_space has none of them; "
+            "add one such as algorithm.actor_lr"
         )
-    if name == "pb2":
-        found += [
-            f"search_space {key}: scheduler pb2 wants uniform or loguniform, not {domain.kind}; "
-            f"take scheduler pbt"
-            for key, domain in space.items()
-            if key in changeable and domain.kind in ("choice", "integer", "power_of_two")
-        ]
     if tuning.num_samples < 2:
-        found.append(f"scheduler {name} needs a population; give num_samples of at least 2")
+        found.append("scheduler pbt needs a population; give num_samples of at least 2")
     if tuning.max_concurrent is not None:
         found.append(
-            f"scheduler {name} trains its whole population side by side, as many at a time as fit "
-            f"and the others by turns, so it takes no max_concurrent; leave that out or lower "
-            f"num_samples"
+            "scheduler pbt trains its whole population side by side, as many at a time as fit "
+            "and the others by turns, so it takes no max_concurrent; leave that out or lower "
+            "num_samples"
         )
     if tuning.search_alg.objectives != ("score",):
-        found.append(f"scheduler {name} has one objective; take search_alg.objectives [score]")
+        found.append("scheduler pbt has one objective; take search_alg.objectives [score]")
     return found
 
 
@@ -200,11 +190,11 @@ def _problem(file: Path, error: Any) -> str:
     return f"{file}: {where or 'the file'}: {message}"
 
 
-_UNION_TAGS = ("none", "asha", "median", "pbt", "pb2")
+_UNION_TAGS = ("none", "asha", "median", "pbt")
 
 
 def _known_names(location: tuple[Any, ...]) -> list[str]:
-    schedulers = (ASHASettings, MedianSettings, PBTSettings, PB2Settings)
+    schedulers = (ASHASettings, MedianSettings, PBTSettings)
     groups: dict[str, list[str]] = {
         "search_space": list(Domain.model_fields),
         "search_alg": list(SearchSettings.model_fields),

@@ -78,10 +78,9 @@ def check_placement(space: SearchSpace, num_seeds: int) -> int:
 
 def _drawn_resources(space: SearchSpace) -> list[tuple[ResourceSettings, dict[str, Value]]]:
     """Resources that trials can have, each with what was drawn of them."""
-    keys = set(PLACEMENT_KEYS) & set(space.domains)
     found = []
-    for values in space.reachable(keys):
-        drawn = {key: value for key, value in values.items() if key in keys}
+    for values in space.samples:
+        drawn = {key: value for key, value in values.items() if key in PLACEMENT_KEYS}
         update = {key.partition(".")[2]: value for key, value in drawn.items()}
         found.append((space.base.resources.model_copy(update=update), drawn))
     return found

@@ -16,7 +16,6 @@ from ray.tune.schedulers import (
     PopulationBasedTraining,
     TrialScheduler,
 )
-from ray.tune.schedulers.pb2 import PB2
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 
@@ -27,7 +26,6 @@ from rl_service.tuning.settings import (
     SCORE,
     ASHASettings,
     MedianSettings,
-    PB2Settings,
     PBTSettings,
 )
 from rl_service.tuning.space import SearchSpace
@@ -41,7 +39,7 @@ _MAX_DRAWS = 100
 def search_arguments(plan: TuningPlan) -> dict[str, Any]:
     """The arguments of `tune.run` that say where configurations come from."""
     seed = plan.base.seed
-    if isinstance(plan.tuning.scheduler, PBTSettings | PB2Settings):
+    if isinstance(plan.tuning.scheduler, PBTSettings):
         # A population is drawn once; Tune takes no searcher beside these schedulers.
         generator = BasicVariantGenerator(points_to_evaluate=plan.points, random_state=seed)
         config = {key: _ray_domain(domain) for key, domain in plan.space.domains.items()}
@@ -88,16 +86,6 @@ def build_scheduler(plan: TuningPlan) -> TrialScheduler:
             resample_probability=scheduler.resample_probability,
             hyperparam_mutations={key: _mutation(domain) for key, domain in domains.items()},
             custom_explore_fn=partial(_mended, plan.space, domains),
-            log_config=False,
-        )
-    if isinstance(scheduler, PB2Settings):
-        domains = _changeable(plan)
-        return PB2(
-            **common,
-            metric=SCORE,
-            perturbation_interval=scheduler.interval_env_steps,
-            quantile_fraction=scheduler.quantile_fraction,
-            hyperparam_bounds={key: domain.coordinates for key, domain in domains.items()},
             log_config=False,
         )
     return FIFOScheduler()

@@ -81,16 +81,8 @@ class PBTSettings(Group):
     """Chance that a setting is drawn anew instead of changed by a fifth."""
 
 
-class PB2Settings(Group):
-    """PBT whose changes a Gaussian process proposes (arXiv 2002.02518); for continuous settings."""
-
-    name: Literal["pb2"] = "pb2"
-    interval_env_steps: PositiveInt
-    quantile_fraction: Annotated[float, Field(gt=0.0, le=0.5)] = 0.25
-
-
 SchedulerSettings = Annotated[
-    NoScheduler | ASHASettings | MedianSettings | PBTSettings | PB2Settings,
+    NoScheduler | ASHASettings | MedianSettings | PBTSettings,
     Field(discriminator="name"),
 ]
 

@@ -1,13 +1,14 @@
-"""The search space: which settings are drawn, from what, and what they make of an experiment."""
+"""The search space: which settings are drawn and from what, and what cannot be searched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rl_service.config.layers import Layer
+from rl_service.config.layers import GROUPS, Layer
 from rl_service.config.load import checked
 from rl_service.config.schema import VARIANTS
 from rl_service.config.settings import Settings
@@ -17,6 +18,15 @@ from rl_service.tuning.domains import Coordinate, Domain, Value
 Coordinates = dict[str, Coordinate]
 """By setting (`algorithm.actor_lr`); those that are not drawn are absent."""
 Suggest = Callable[[str, Domain], Coordinate]
+
+_NUM_SAMPLES = 64
+_NOT_SEARCHED = {
+    "env.id": "scores of different environments cannot be compared",
+    "evaluation.": "scores that are measured in different ways cannot be compared",
+    "stop.": "scores of trainings of different length cannot be compared",
+    "tracking.": "it changes no score",
+}
+"""Keys, or beginnings of keys, whose values trials must share."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +88,7 @@ class SearchSpace:
 
     def are_settings(self, values: Mapping[str, Value]) -> bool:
         """Whether `settings` would take the values."""
-        try:
-            self.settings(values)
-        except SettingsError:
-            return False
-        return True
+        return not _problems_of(self, values)
 
     def in_order(self) -> list[str]:
         """Settings after those that they depend on; those in a circle are left out."""
@@ -115,26 +121,20 @@ class SearchSpace:
             fixed = others | {f"{group}.{name}": value for name, value in defaults.items()}
         return {key: value for key, value in fixed.items() if key not in self.domains}
 
-    def reachable(self, keys: Collection[str]) -> list[dict[str, Value]]:
-        """What settings can be drawn to together, with those that they depend on.
+    @cached_property
+    def samples(self) -> list[dict[str, Value]]:
+        """Values of 64 draws, the same each time.
 
-        Of a range, its ends and what a `when` names stand for the rest.
+        A range gives its two ends, and the values that a `when` names.
         """
-        involved = set(keys)
-        while more := {other for key in involved for other in self._needs(key)} - involved:
-            involved |= more
-        found: list[dict[str, Value]] = [{}]
-        for key in self.in_order():
-            if key in involved:
-                found = [one for values in found for one in self._with(key, values)]
-        return found
+        rng = random.Random(0)
+        named = [when for domain in self.domains.values() for when in domain.when.items()]
 
-    def _with(self, key: str, values: dict[str, Value]) -> list[dict[str, Value]]:
-        if not self.applies(key, values):
-            return [values]
-        named = [value for one in self.domains.values() for value in one.when.get(key, [])]
-        ends = self.domains[key].ends
-        return [values | {key: value} for value in (*ends, *(v for v in named if v not in ends))]
+        def suggest(key: str, domain: Domain) -> Coordinate:
+            more = [value for other, values in named if other == key for value in values]
+            return domain.to_coordinate(rng.choice([*domain.ends, *more]))
+
+        return [self.values(self.draw(suggest)) for _ in range(_NUM_SAMPLES)]
 
     def _needs(self, key: str) -> list[str]:
         """Drawn settings that decide whether another one is."""
@@ -158,3 +158,116 @@ class SearchSpace:
             if name != base[group]["name"]:
                 base[group] = {"name": name}
         return base
+
+
+def check_space(space: SearchSpace) -> list[str]:
+    """Why the space cannot be searched: one line for each reason."""
+    if not space.domains:
+        return ["search_space is empty; give at least one setting and what to draw it from"]
+    found = [*_key_problems(space), *_condition_problems(space)]
+    found = found or _circle_problems(space) or _never_drawn(space)
+    return found or list(dict.fromkeys(_value_problems(space)))
+
+
+def check_point(space: SearchSpace, point: Mapping[str, Value]) -> list[str]:
+    """Why a point of `points_to_evaluate` cannot be tried as it is."""
+    try:
+        space.coordinates(point)
+    except SettingsError as error:
+        return error.problems
+    found = [
+        f"points_to_evaluate: {key} is drawn only when {_shown(space.domains[key].when)}, which "
+        f"the point does not say; add that to the point or take {key} out of it"
+        for key in point
+        if not space.applies(key, point)
+    ]
+    if found or any(key not in point and space.applies(key, point) for key in space.domains):
+        return found  # what the point leaves to be drawn may still make it right
+    return [f"points_to_evaluate: {problem}" for problem in _problems_of(space, point)]
+
+
+def _key_problems(space: SearchSpace) -> list[str]:
+    found = [
+        f"search_space {key}: settings are written group.key; groups are {', '.join(GROUPS)}"
+        for key in space.domains
+        if key.partition(".")[0] not in GROUPS or "." not in key
+    ]
+    return found + [
+        f"search_space {key}: {why}; give it in settings, once for all trials"
+        for key in space.domains
+        for beginning, why in _NOT_SEARCHED.items()
+        if key == beginning or (beginning.endswith(".") and key.startswith(beginning))
+    ]
+
+
+def _condition_problems(space: SearchSpace) -> list[str]:
+    known = {*space.domains, *space.base.by_key()}
+    for group in VARIANTS:
+        name = space.domains.get(f"{group}.name")
+        for value in name.ends if name else []:
+            known |= set(space.fixed({f"{group}.name": value}))
+    found = []
+    for key, domain in space.domains.items():
+        for other, allowed in domain.when.items():
+            if other not in known:
+                found.append(f"search_space {key}: when names {other}, which is no setting")
+            elif other in space.domains:
+                found += _never_drawn_values(space, key, other, allowed)
+    return found
+
+
+def _never_drawn_values(space: SearchSpace, key: str, other: str, allowed: list[Any]) -> list[str]:
+    found = []
+    for value in allowed:
+        try:
+            space.domains[other].to_coordinate(value)
+        except ValueError as error:
+            found.append(f"search_space {key}: when waits for {other}={value}, and {error}")
+    return found
+
+
+def _circle_problems(space: SearchSpace) -> list[str]:
+    circle = sorted(set(space.domains) - set(space.in_order()))
+    if not circle:
+        return []
+    return [f"search_space {', '.join(circle)}: each `when` waits for another; break it"]
+
+
+def _never_drawn(space: SearchSpace) -> list[str]:
+    return [
+        f"search_space {key} would never be drawn, since its `when` ({_shown(domain.when)}) never "
+        f"holds; fix that or remove {key}"
+        for key, domain in space.domains.items()
+        if not any(key in values for values in space.samples)
+    ]
+
+
+def _value_problems(space: SearchSpace) -> list[str]:
+    """Of the ends of each domain that no sample makes settings of, whatever else it draws."""
+    problems = [_problems_of(space, values) for values in space.samples]
+    found = []
+    for key, domain in space.domains.items():
+        for end in domain.ends:
+            outcomes = [
+                outcome
+                for outcome, values in zip(problems, space.samples, strict=True)
+                if key in values and values[key] == end
+            ]
+            if outcomes and all(outcomes):
+                found += min(outcomes, key=len)
+    return found
+
+
+def _problems_of(space: SearchSpace, values: Mapping[str, Value]) -> list[str]:
+    try:
+        space.settings(values)
+    except SettingsError as error:
+        return error.problems
+    return []
+
+
+def _shown(when: Mapping[str, list[Value]]) -> str:
+    return " and ".join(
+        f"{other} is {' or '.join(str(value) for value in allowed)}"
+        for other, allowed in when.items()
+    )

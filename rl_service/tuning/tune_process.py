@@ -35,9 +35,6 @@ def tune_environment() -> Iterator[None]:
         with warnings.catch_warnings(), _without_errors_of_its_end(), _failing_for_good():
             # A trial that starts again from a checkpoint reports some steps a second time.
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            # Of PB2's Gaussian process, which has little to go by at first.
-            for message in ("The optimal value found for dimension", "lbfgs failed to converge"):
-                warnings.filterwarnings("ignore", message)
             yield
     finally:
         for name, value in before.items():

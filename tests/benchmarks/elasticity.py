@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rl_service.rollout.load import Load
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.machine import num_cores
 from tests.benchmarks.record import Raw
@@ -48,13 +49,23 @@ def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     return {"sizes": sizes._asdict() | {"seeds": list(sizes.seeds)}, "rows": found}
 
 
+def three_in_the_middle(load: Load, iterations: int = Sizes().iterations) -> int:
+    """A scaling policy: 1 worker, 3 in the second third of the iterations, then 1 again."""
+    return 3 if iterations // 3 <= load.iteration < 2 * iterations // 3 else 1
+
+
+def three_in_the_middle_of_quick(load: Load) -> int:
+    return three_in_the_middle(load, QUICK.iterations)
+
+
 def _variant(kind: str, seed: int, sizes: Sizes) -> dict[str, Any]:
-    batch, third = sizes.train_batch_size, sizes.iterations * sizes.train_batch_size // 3
+    batch = sizes.train_batch_size
+    policy = "three_in_the_middle_of_quick" if sizes == QUICK else "three_in_the_middle"
     changing = {
         "num_env_runners": 1,
         "max_env_runners": 3,
-        "autoscaling_policy": "schedule",
-        "autoscaling_schedule": {0: 1, third: 3, 2 * third: 1},
+        "autoscaling_policy": f"{__name__}:{policy}",
+        "down_delay_iterations": 1,
     }
     workers = {"num_env_runners": 2} if kind == FIXED else changing
     return {

@@ -274,10 +274,12 @@ def test_an_environment_that_cannot_be_made_ends_the_run_at_once(
 
 
 def test_a_resumed_run_goes_on_with_as_many_workers_as_it_had(tmp_path: Path) -> None:
-    changes = {"max_env_runners": 3, "autoscaling_policy": "schedule", "num_env_runners": 1}
-    schedule = {"autoscaling_schedule": {128: 2}}
+    changes = {"max_env_runners": 2, "num_env_runners": 1, "down_delay_iterations": 1}
+    policy = "tests.support.scaling:{}"
     messages: list[str] = []
-    trainer = Trainer(settings_of(**changes, **schedule), messages.append)
+    trainer = Trainer(
+        settings_of(**changes, autoscaling_policy=policy.format("six")), messages.append
+    )
     try:
         row = trainer.iterate()
         trainer.save(tmp_path)
@@ -285,7 +287,7 @@ def test_a_resumed_run_goes_on_with_as_many_workers_as_it_had(tmp_path: Path) ->
         trainer.close()
     assert row["scaling_reason"].startswith("1 to 2: ")
     assert messages == [f"rollout workers: {row['scaling_reason']}"]
-    resumed = Trainer(settings_of(**changes, autoscaling_schedule={10**9: 1}))
+    resumed = Trainer(settings_of(**changes, autoscaling_policy=policy.format("one")))
     try:
         resumed.restore(tmp_path)
         assert resumed.algo.fleet is not None
@@ -293,4 +295,4 @@ def test_a_resumed_run_goes_on_with_as_many_workers_as_it_had(tmp_path: Path) ->
         row = resumed.iterate()
     finally:
         resumed.close()
-    assert row["num_env_runners_target"] == 1  # num_env_runners, before the schedule's first step
+    assert row["num_env_runners_target"] == 1

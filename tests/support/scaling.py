@@ -30,6 +30,11 @@ def six(load: Load) -> int:
     return 6
 
 
+def one(load: Load) -> int:
+    """A policy that always wants one worker."""
+    return 1
+
+
 @dataclass
 class Training:
     """Workers sample the next batch, with whoever is alive, while the critic is fitted."""

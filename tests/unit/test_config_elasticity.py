@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.config import Settings, dump_settings, load_settings
+from rl_service.config import Settings, load_settings
 from rl_service.config.resume import change_settings
 from rl_service.errors import SettingsError
-
-SCHEDULE = (
-    "resources.autoscaling_policy=schedule",
-    "resources.autoscaling_schedule={0: 1, 50000: 3}",
-    "resources.max_env_runners=4",
-)
 
 
 def problems(*overrides: str, algorithm: str = "ppo") -> list[str]:
@@ -34,19 +28,12 @@ def test_the_bounds_come_from_set() -> None:
     assert resources.autoscaling_policy == "throughput"
 
 
-def test_a_schedule_comes_from_set_and_goes_through_a_file(tmp_path: Path) -> None:
-    settings = load_settings(overrides=SCHEDULE).settings
-    assert settings.resources.autoscaling_schedule == {0: 1, 50000: 3}
-    written = tmp_path / "config.yaml"
-    written.write_text(dump_settings(settings), encoding="utf-8")
-    assert load_settings(config=written).settings == settings
-
-
-def test_a_later_schedule_replaces_an_earlier_one_as_a_whole(tmp_path: Path) -> None:
-    written = tmp_path / "config.yaml"
-    written.write_text(dump_settings(load_settings(overrides=SCHEDULE).settings), encoding="utf-8")
-    later = load_settings(config=written, overrides=["resources.autoscaling_schedule={9: 2}"])
-    assert later.settings.resources.autoscaling_schedule == {9: 2}
+def test_the_schedule_of_an_earlier_release_is_read_if_it_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("resources: {autoscaling_policy: throughput, autoscaling_schedule: {}}")
+    assert load_settings(config=file).settings == load_settings().settings
+    [problem] = problems("resources.autoscaling_schedule={0: 1}")
+    assert problem.startswith("unknown setting resources.autoscaling_schedule")
 
 
 def test_a_run_that_goes_on_may_get_other_bounds() -> None:
@@ -81,25 +68,15 @@ def test_a_run_that_goes_on_may_get_other_bounds() -> None:
             "start with resources.num_env_runners=1",
         ),
         (["max_worker_hours=2"], "resources.max_worker_hours=2.0 does nothing", "leave it out"),
+        (
+            ["autoscaling_policy=a:b"],
+            "resources.autoscaling_policy=a:b does nothing",
+            "leave it out",
+        ),
         (["min_env_runners=2"], "resources.min_env_runners=2 does nothing", "leave it out"),
         (
-            ["max_env_runners=4", "autoscaling_policy=schedule"],
-            "resources.autoscaling_policy=schedule has no schedule",
-            "resources.autoscaling_schedule={0: 1, 50000: 3} (env steps: workers)",
-        ),
-        (
-            ["max_env_runners=4", "autoscaling_schedule={0: 2}"],
-            "resources.autoscaling_schedule is not read by resources.autoscaling_policy=throughput",
-            "leave the schedule out",
-        ),
-        (
-            ["max_env_runners=4", "autoscaling_policy=schedule", "autoscaling_schedule={0: 5}"],
-            "resources.autoscaling_schedule has 5 workers, not between",
-            "move the bounds",
-        ),
-        (
-            ["autoscaling_policy=through"],
-            "unknown resources.autoscaling_policy=through; did you mean throughput?",
+            ["max_env_runners=4", "autoscaling_policy=through"],
+            "unknown resources.autoscaling_policy=through; give throughput",
             "or module:function of your own",
         ),
         (
@@ -111,16 +88,6 @@ def test_a_run_that_goes_on_may_get_other_bounds() -> None:
             ["target_sampling_share=1.0"],
             "resources.target_sampling_share=1.0 (from --set)",
             "must be less than 1",
-        ),
-        (
-            ["autoscaling_schedule={-5: 1}"],
-            "resources.autoscaling_schedule.-5=-5 (from --set)",
-            "must be greater than or equal to 0",
-        ),
-        (
-            ["autoscaling_schedule={5: 0}"],
-            "resources.autoscaling_schedule.5=0 (from --set)",
-            "must be greater than 0",
         ),
     ],
 )

@@ -51,7 +51,6 @@ ORDER = [
     # How many rollout workers there should be; knows no Ray.
     ["rl_service.rollout.load", "rl_service.rollout.sample_times"],
     ["rl_service.rollout.throughput"],
-    ["rl_service.rollout.scaling_policies"],
     ["rl_service.rollout.autoscaler"],
     ["rl_service.rollout"],
     ["rl_service.algorithms"],
@@ -64,7 +63,6 @@ ORDER = [
     # Tuning; what needs no Ray first, so that a mistake in a file is told at once.
     ["rl_service.tuning", "rl_service.tuning.domains", "rl_service.tuning.storage"],
     ["rl_service.tuning.settings", "rl_service.tuning.space"],
-    ["rl_service.tuning.space_checks"],
     ["rl_service.tuning.load"],
     [
         "rl_service.tuning.folder",

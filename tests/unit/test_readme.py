@@ -58,7 +58,7 @@ def test_make_installs_the_extras_that_its_targets_need(target: str, extras: str
             for verb in ("list", "show", "register", "promote", "rollback", "export")
         ),
         "submit",
-        *(f"cluster {verb}" for verb in ("up", "autoscale", "chaos", "status", "down")),
+        *(f"cluster {verb}" for verb in ("up", "autoscale", "status", "down")),
         *(f"jobs {verb}" for verb in ("list", "status", "logs", "stop")),
     ],
 )

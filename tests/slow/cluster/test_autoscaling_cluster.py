@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from rl_service.cluster.processes import marked_processes
+from tests.benchmarks.cluster_chaos import Victim, plan, unleash
 from tests.support.clusters import UserCluster, wait_for
 
 DRAINED_IDLE = 4
@@ -97,24 +99,24 @@ def test_actors_that_wait_bring_nodes_and_idle_nodes_go(
     assert {deaths[name] for name in names - {"head"}} == {DRAINED_IDLE}
 
 
-def test_chaos_kills_what_it_says_and_the_autoscaler_brings_another_node(
+def test_what_is_killed_is_replaced_and_the_autoscaler_brings_another_node(
     scaling_cluster: UserCluster, driver: Driver
 ) -> None:
     before = driver.ask("where")
-    [kill] = chaos(scaling_cluster, "workers")
-    assert before[kill["node"]] == kill["pid"]
+    kill = kill_one(scaling_cluster, "workers")
+    assert before[kill.node] == kill.pid
     again = driver.ask("where")
-    assert kill["pid"] not in again.values()
+    assert kill.pid not in again.values()
     assert len(again) == 3
 
-    [kill] = chaos(scaling_cluster, "nodes")
-    assert kill["node"] in set(again) - {"head"}
-    assert marked_processes(scaling_cluster.state.id, kill["node"]) == []
+    kill = kill_one(scaling_cluster, "nodes")
+    assert kill.node in set(again) - {"head"}
+    assert marked_processes(scaling_cluster.state.id, kill.node) == []
     after = driver.ask("where")  # waits for a node to start anew on
     [new] = set(after) - set(again)
-    assert set(after) == {*again, new} - {kill["node"]}
+    assert set(after) == {*again, new} - {kill.node}
     assert new in scaling_cluster.nodes()
-    assert driver.ask("deaths")[kill["node"]] not in (0, DRAINED_IDLE)
+    assert driver.ask("deaths")[kill.node] not in (0, DRAINED_IDLE)
 
 
 def test_a_cluster_whose_head_was_killed_leaves_nothing_behind(
@@ -124,16 +126,13 @@ def test_a_cluster_whose_head_was_killed_leaves_nothing_behind(
     state = scaling_cluster.state
     scaling_cluster.kill_node("head")
     assert "is dead; clean up" in scaling_cluster.refusal("cluster", "status")
-    assert "no local cluster is up" in scaling_cluster.refusal("cluster", "chaos")
     status, out, err = scaling_cluster.run("cluster", "down")
     assert status == 0, out + err
     assert marked_processes(state.id) == []
     assert not Path(state.folder).exists()
 
 
-def chaos(cluster: UserCluster, target: str) -> list[dict[str, Any]]:
-    """What one kill tells."""
-    summary = cluster.ask(
-        "cluster", "chaos", "--target", target, "--every-s", "0.5", "--kills", "1"
-    )
-    return list(summary["kills"])
+def kill_one(cluster: UserCluster, target: str) -> Victim:
+    [victim] = unleash(cluster.state.id, target, itertools.islice(plan(0.5, seed=0), 1))
+    assert victim is not None
+    return victim

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from docs.examples.scaling_policy import workers_at
+from docs.examples.scaling_policy import by_schedule
 from rl_service.config.settings import ResourceSettings
 from rl_service.errors import SettingsError
-from rl_service.rollout.autoscaler import Autoscaler
+from rl_service.rollout.autoscaler import Autoscaler, check_policy
 from rl_service.rollout.load import Load
-from rl_service.rollout.scaling_policies import check_policy
 from tests.support.scaling import STEADY
 
 OWN = "tests.unit.rollout.test_autoscaler:asks_for_env_steps"
@@ -51,12 +48,6 @@ def asking(count: int, **more: object) -> Load:
 
 def targets(scaler: Autoscaler, *counts: int) -> list[int]:
     return [scaler.decide(asking(count)).num_workers for count in counts]
-
-
-def test_without_a_maximum_the_number_stays() -> None:
-    scaler = Autoscaler(ResourceSettings(num_env_runners=3), 3)
-    decision = scaler.decide(STEADY)
-    assert decision == (3, "stays at 3: the number is fixed at 3")
 
 
 def test_the_bounds_hold_and_are_told() -> None:
@@ -121,17 +112,6 @@ def test_while_workers_start_only_what_two_iterations_ask_for_is_added() -> None
     assert counts == [4, 5, 5, 6]
 
 
-def test_a_schedule_is_followed_at_once() -> None:
-    resources = ResourceSettings(
-        autoscaling_policy="schedule",
-        autoscaling_schedule={1000: 1, 5000: 8},
-        max_env_runners=8,
-    )
-    scaler = Autoscaler(resources, 2)
-    assert targets(scaler, 0, 999, 1000, 4999, 5000, 9999) == [2, 2, 1, 1, 8, 8]
-    assert scaler.decide(asking(9999)).reason.endswith("the schedule says 8 from 5000 env steps on")
-
-
 @pytest.mark.parametrize(
     ("function", "told"),
     [("answers_nonsense", "TypeError: it returned 'many'"), ("fails", "ValueError: no idea")],
@@ -169,54 +149,9 @@ def test_a_function_that_is_not_there_is_one_line(name: str, reason: str) -> Non
         Autoscaler(resources, 2)
 
 
-def test_the_example_knows_day_and_night() -> None:
-    assert workers_at(12, STEADY)[0] == 2
-    assert workers_at(23, STEADY._replace(max_placeable=6))[0] == 6
-    scaler = own("docs.examples.scaling_policy:nightly")
-    assert 1 <= scaler.decide(STEADY._replace(max_placeable=6)).num_workers <= 6
-
-
-@settings(deadline=None)
-@given(
-    asked=st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 12), st.integers(0, 3))),
-    least=st.integers(1, 2),
-    step=st.integers(1, 4),
-    up=st.integers(1, 3),
-    down=st.integers(1, 6),
-)
-def test_no_sequence_of_wishes_breaks_the_limits(
-    asked: list[tuple[int, int, int]], least: int, step: int, up: int, down: int
-) -> None:
-    scaler = own(
-        min_env_runners=least,
-        max_scaling_step=step,
-        up_delay_iterations=up,
-        down_delay_iterations=down,
-    )
-    before = max(2, least)
-    for count, room, starting in asked:
-        load = asking(count, max_placeable=room, num_starting=starting)
-        after, reason = scaler.decide(load)
-        assert least <= after <= min(8, max(room, load.num_alive, least))
-        assert after - before <= step
-        assert reason
-        assert "\n" not in reason
-        before = after
-
-
-@settings(deadline=None)
-@given(asked=st.lists(st.integers(1, 8), max_size=60), down=st.integers(2, 6))
-def test_no_sequence_of_wishes_makes_it_flap(asked: list[int], down: int) -> None:
-    """A change down comes a whole delay after any other; up again, only above where it was."""
-    scaler, last_change, last_down, came_from = own(down_delay_iterations=down), -1, -99, 0
-    before = 2
-    for i, count in enumerate(asked):
-        after = scaler.decide(asking(count)).num_workers
-        if after < before:
-            assert i - last_change >= down
-            last_down, came_from = i, before
-        if after > before and i - last_down < down:
-            assert after > came_from
-        if after != before:
-            last_change = i
-        before = after
+def test_the_example_follows_its_schedule() -> None:
+    counts = [by_schedule(asking(steps))[0] for steps in (0, 49_999, 50_000, 90_000)]
+    assert counts == [1, 1, 3, 3]
+    scaler = own("docs.examples.scaling_policy:by_schedule")
+    reason = "2 to 3: the schedule says 3 from 50000 env steps on"
+    assert scaler.decide(asking(60_000)) == (3, reason)

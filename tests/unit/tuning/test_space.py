@@ -12,8 +12,7 @@ from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import Settings
 from rl_service.errors import SettingsError
 from rl_service.tuning.domains import Domain
-from rl_service.tuning.space import SearchSpace
-from rl_service.tuning.space_checks import check_point, check_space
+from rl_service.tuning.space import SearchSpace, check_point, check_space
 
 BASE = Settings(model=MLPConfig(), algorithm=PPOSettings(train_batch_size=2048))
 CONDITIONAL = {
