@@ -1,14 +1,17 @@
-"""What this machine has to offer: CPUs, GPUs, memory."""
+"""What this machine offers: CPUs, GPUs, memory and ports, and why Ray may not start on it."""
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 from rl_service.config.settings import ResourceSettings
+from rl_service.errors import SettingsError
 
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _MEMINFO = Path("/proc/meminfo")
+LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
 
 
 def available_cpus() -> int:
@@ -63,3 +66,39 @@ def _cgroup_cpus() -> int | None:
     except (OSError, ValueError):
         return None
     return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def was_too_slow(said: str) -> bool:
+    """Whether Ray gave a node up since it took too long, from what Ray said."""
+    return "node timed out during startup" in said
+
+
+def ray_remedy(problem: str) -> str:
+    """What helps against what Ray says when it does not start."""
+    folder = Path.home() / ".ray"
+    if str(folder) in problem:
+        return f"Ray keeps a token there: make {folder} writable, or set HOME to a folder that is"
+    return "free memory, CPUs and room in /tmp, and try again"
+
+
+def usable_port(flag: str, port: int, host: str) -> int:
+    """The port, or a free one for 0.
+
+    Args:
+        flag: that the port was given with.
+        port: 0 takes a free one.
+        host: address that will be bound to.
+
+    Raises:
+        SettingsError: if somebody has the port, or the host is none of this machine's.
+    """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise SettingsError(
+            f"{flag} {port} cannot be used: {(error.strerror or str(error)).lower()}; give another "
+            f"port, or 0 for any free one"
+        ) from error

@@ -25,8 +25,7 @@ from rl_service.config.settings import ResourceSettings
 from rl_service.config.text import brief
 from rl_service.errors import ResourceError
 from rl_service.forkserver import py_executable
-from rl_service.machine import missing_cpus
-from rl_service.slow_start import ray_remedy, was_too_slow
+from rl_service.machine import missing_cpus, ray_remedy, was_too_slow
 
 _ANSWER_TIMEOUT_S = 10.0
 _WITH_OWN_PYTHON = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}

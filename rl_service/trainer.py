@@ -1,10 +1,10 @@
-"""A training without files of its own: iterations, evaluations, a state to go on from."""
+"""A training without files of its own: iterations, evaluations, a state to continue from."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 
 from rl_service.algorithms.registry import build_algorithm
-from rl_service.config.settings import Settings
+from rl_service.capacity import Capacity
+from rl_service.config.settings import ResourceSettings, Settings
 from rl_service.errors import CheckpointError
 from rl_service.evaluation import EvaluationResult, evaluate
+from rl_service.metrics import ENV_STEPS
 from rl_service.policies.runner import PolicyRunner
-from rl_service.rollout.scaling import Scaling
+from rl_service.rollout.autoscaler import Autoscaler, Load
+from rl_service.rollout.fleet import Fleet
 
 EVALUATION_SEED_OFFSET = 1_000_000
 """Evaluations during training use other episodes than the final one, which picks nothing."""
@@ -225,3 +228,48 @@ def evaluation_row(result: EvaluationResult) -> dict[str, float]:
         "evaluation/episode_len_mean": float(result.lengths.mean()),
         "evaluation/num_unfinished_episodes": len(result.unfinished),
     }
+
+
+class Scaling:
+    """A fleet whose size follows what iterations measure.
+
+    Args:
+        resources: limits and delays.
+        fleet: to be resized.
+    """
+
+    def __init__(self, resources: ResourceSettings, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._autoscaler = Autoscaler(resources, fleet.size)
+        self._capacity = Capacity(resources.num_cpus_per_env_runner, fleet.count_held)
+
+    def rescale(self, row: Mapping[str, Any], num_sampling_workers: int) -> dict[str, Any]:
+        """Resizes the fleet if the autoscaler wants it; never waits for a worker.
+
+        Args:
+            row: numbers of the iteration, by the keys of `rl_service.metrics.METRICS`.
+            num_sampling_workers: workers that sampled the iteration's batch.
+
+        Returns:
+            The decision, by the same keys.
+        """
+        fleet = self._fleet
+        decision = self._autoscaler.decide(
+            Load(
+                iteration=row["training_iteration"],
+                env_steps=row[ENV_STEPS],
+                num_workers=num_sampling_workers,
+                num_alive=len(fleet.ready),
+                num_starting=fleet.num_starting,
+                sample_time_s=row["sample_time_s"],
+                learn_time_s=row["learn_time_s"],
+                learn_actor_time_s=row["learn_actor_time_s"],
+                iteration_time_s=row["iteration_time_s"],
+                max_placeable=self._capacity.placeable(),
+                worker_hours=fleet.worker_hours,
+            )
+        )
+        if decision.num_workers != fleet.size:
+            fleet.tell(f"rollout workers: {decision.reason}")
+            fleet.resize(decision.num_workers)
+        return {"num_env_runners_target": fleet.size, "scaling_reason": decision.reason}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.interruption import told_if_interrupted
+from rl_service.cli.console import told_if_interrupted
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.cluster.state import LocalCluster

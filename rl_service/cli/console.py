@@ -1,11 +1,22 @@
-"""What the displays of a run and of an experiment know of the stream that they write to."""
+"""What several commands share: the stream they write to, Ctrl-C, the option for a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Annotated, TextIO
+
+import typer
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Dashboard of a Ray cluster; else $RAY_API_SERVER_ADDRESS or $RAY_ADDRESS, else the "
+        "cluster of `rl-service cluster up`.",
+    ),
+]
 
 
 def can_move_cursor(out: TextIO) -> bool:
@@ -22,3 +33,20 @@ def until_closed(out: TextIO) -> Iterator[None]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, out.fileno())
         os.close(nowhere)
+
+
+@contextlib.contextmanager
+def told_if_interrupted(how_it_is: str = "nothing was started") -> Iterator[None]:
+    """One line and status 130 for a Ctrl-C or SIGTERM that comes before there is a step to end.
+
+    Args:
+        how_it_is: after the interruption, unless the KeyboardInterrupt itself says it.
+    """
+    from rl_service.runs.signals import interruptible
+
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt as error:  # typer would end without a word
+        typer.echo(f"error: interrupted; {str(error) or how_it_is}", err=True)
+        raise typer.Exit(130) from error

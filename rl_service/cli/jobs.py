@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.address import Address
+from rl_service.cli.console import Address
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.jobs.address import Connection
@@ -100,8 +100,7 @@ def show_logs(
 ) -> None:
     """Show what a job has printed; with --follow the exit status is the job's, 0 or 1."""
     from rl_service.jobs.address import find_cluster
-    from rl_service.jobs.control import find_job
-    from rl_service.jobs.follow import read_log
+    from rl_service.jobs.control import find_job, read_log
 
     connection = find_cluster(address)
     found = find_job(connection.dashboard, job)
@@ -151,8 +150,7 @@ def _how_to_go_on(job: Job, flag: str) -> str:
 
 def follow_to_end(connection: Connection, job_id: str, *, as_json: bool) -> None:
     """Shows a job's log until it ends; exits with 1 if it did not succeed, 130 if detached."""
-    from rl_service.jobs.control import find_job
-    from rl_service.jobs.follow import follow_log
+    from rl_service.jobs.control import find_job, follow_log
     from rl_service.runs.signals import interruptible
 
     found = find_job(connection.dashboard, job_id)

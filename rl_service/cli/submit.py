@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rl_service.cli.address import Address
+from rl_service.cli.console import Address
 from rl_service.cli.jobs import follow_to_end
 
 

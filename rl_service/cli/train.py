@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.interruption import told_if_interrupted
+from rl_service.cli.console import told_if_interrupted
 from rl_service.cli.models import BaseModelOption
 from rl_service.errors import SettingsError, TrainingFailedError
 
@@ -167,7 +167,7 @@ def _resumed(
     resume: str, iterations: int | None, overrides: list[str], base_model: str | None
 ) -> tuple[Run, LoadedSettings]:
     from rl_service.checks import check_folder, check_machine
-    from rl_service.config.resume import change_settings
+    from rl_service.config.load import change_settings
     from rl_service.runs import Run
 
     run = Run.open(resume)

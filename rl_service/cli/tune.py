@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.interruption import told_if_interrupted
+from rl_service.cli.console import told_if_interrupted
 from rl_service.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -64,8 +64,7 @@ def _new(
         raise SettingsError(
             "tune needs a file; write one with a search_space or try tuning/CartPole-v1"
         )
-    from rl_service.tuning.folder import new_experiment
-    from rl_service.tuning.load import load_plan
+    from rl_service.tuning.load import load_plan, new_experiment
     from rl_service.tuning.storage import DEFAULT_STORAGE
 
     plan = load_plan(file, {"num_samples": num_samples})
@@ -80,7 +79,7 @@ def _opened(
             "--resume takes everything from the experiment, so FILE, --num-samples and --storage "
             "cannot be given; start a new experiment without --resume to change them"
         )
-    from rl_service.tuning.folder import open_experiment
+    from rl_service.tuning.load import open_experiment
 
     return open_experiment(resume)
 

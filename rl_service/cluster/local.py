@@ -25,8 +25,13 @@ from rl_service.cluster.autoscaling import (
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.cluster.state import Autoscaling, LocalCluster, Node
 from rl_service.errors import ClusterError, ResourceError, SettingsError
-from rl_service.machine import available_cpus, available_memory_bytes
-from rl_service.ports import ALL_INTERFACES, LOOPBACK, usable_port
+from rl_service.machine import (
+    ALL_INTERFACES,
+    LOOPBACK,
+    available_cpus,
+    available_memory_bytes,
+    usable_port,
+)
 from rl_service.runs.signals import uninterrupted
 
 _START_TIMEOUT_S = 180.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rl_service.cluster.processes import CLUSTER_MARK, NODE_MARK
 from rl_service.errors import ClusterError
-from rl_service.slow_start import was_too_slow
+from rl_service.machine import was_too_slow
 
 HEAD = "head"
 STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"

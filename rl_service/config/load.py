@@ -12,13 +12,24 @@ import yaml
 
 from rl_service.config.aliases import PAPER_MODELS, resolve_env_id
 from rl_service.config.arithmetic import check_arithmetic
-from rl_service.config.layers import Layer, merge, source_of, winner
-from rl_service.config.overrides import parse_overrides
+from rl_service.config.layers import GROUPS, Layer, merge, source_of, winner
 from rl_service.config.presets import find_preset, preset_path, resolve_settings_file
 from rl_service.config.schema import validate
-from rl_service.config.settings import Settings
-from rl_service.config.yaml_text import read_yaml_mapping
+from rl_service.config.settings import Settings, StopSettings
+from rl_service.config.text import nearest, one_line
+from rl_service.config.yaml_text import parse_yaml, read_yaml_mapping
 from rl_service.errors import SettingsError
+
+_CHANGEABLE = ("algorithm", "resources", "stop", "evaluation", "tracking")
+_CHANGEABLE_TOO = ("env.max_failed_episodes",)
+_FIXED = (
+    "algorithm.name",
+    "algorithm.optimizer",
+    "algorithm.critic_optimizer",
+    "tracking.output_dir",
+    "tracking.experiment",
+)
+_EXAMPLE = "expected group.key=value, such as algorithm.gamma=0.99"
 
 
 @dataclass(frozen=True)
@@ -148,3 +159,107 @@ def _preset_layer(kind: str, env_id: str, model: str, algorithm: str) -> tuple[L
     content.pop("algorithm", None)
     note = f"settings start from the preset {others}, those of {algorithm} from its defaults"
     return Layer(f"the preset {others}", content), [note]
+
+
+def change_settings(
+    settings: Settings, *, iterations: int | None, overrides: Sequence[str]
+) -> LoadedSettings:
+    """Settings of a run that goes on.
+
+    Args:
+        settings: of the run so far.
+        iterations: its new length, which takes the place of every other criterion of `stop`;
+            None keeps them.
+        overrides: `group.key=value` texts; they win.
+
+    Returns:
+        The settings, and a note for each value that is another than before.
+
+    Raises:
+        SettingsError: with all problems, also those of keys that make a run what it is.
+    """
+    override_layer, problems = parse_overrides(list(overrides))
+    problems += _fixed_keys(override_layer)
+    length = Layer("a flag")
+    if iterations is not None:
+        others = dict.fromkeys(StopSettings.model_fields)
+        length.values["stop"] = {**others, "iterations": iterations}
+    before = Layer("the run", settings.model_dump(mode="json"))
+    changed = checked([before, length, override_layer], problems)
+    return LoadedSettings(changed, _notes(settings, changed))
+
+
+def _fixed_keys(layer: Layer) -> list[str]:
+    """One problem for each key that a run keeps from its start to its end."""
+    given = [
+        f"{group}.{key}" if key else group
+        for group, values in layer.values.items()
+        for key in (values if group in GROUPS else [None])
+    ]
+    given += [f"env.kwargs.{key}" for key in layer.env_kwargs]
+    return [
+        f"--set {name}: a resumed run keeps its env, model, algorithm.name, optimizers, output "
+        f"folder and seed; leave it out, or start a new run without --resume"
+        for name in given
+        if not _is_changeable(name)
+    ]
+
+
+def _is_changeable(name: str) -> bool:
+    if name in _FIXED:
+        return False
+    return name.partition(".")[0] in _CHANGEABLE or name in _CHANGEABLE_TOO
+
+
+def _notes(before: Settings, after: Settings) -> list[str]:
+    old = before.by_key()
+    return [
+        f"{name} is {_shown(value)} from here on (was {_shown(old[name])})"
+        for name, value in after.by_key().items()
+        if value != old.get(name) and _is_changeable(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def parse_overrides(overrides: list[str]) -> tuple[Layer, list[str]]:
+    """Reads the texts in order; a value is YAML (`null`, `1e-4`, `[256, 256]`).
+
+    `env.kwargs.name=value` adds one entry to the environment's arguments.
+
+    Returns:
+        The layer, and one problem for each text that cannot be read.
+    """
+    layer, problems = Layer("--set"), []
+    for text in overrides:
+        try:
+            _put(layer, text)
+        except ValueError as error:
+            problems.append(f"--set {one_line(text)}: {error}")
+    return layer, problems
+
+
+def _put(layer: Layer, text: str) -> None:
+    key, separator, raw = text.partition("=")
+    names = key.strip().split(".")
+    if not separator or not all(names):
+        raise ValueError(_EXAMPLE)
+    try:
+        value = parse_yaml(raw)
+    except yaml.YAMLError as error:
+        raise ValueError("the value is no YAML; put quotes around text") from error
+    match names:
+        case ["env", "kwargs", name]:
+            layer.env_kwargs[name] = value
+        case [group, name] if group in GROUPS:
+            layer.put(group, name, value)
+        case [name] if name not in GROUPS:
+            layer.values[name] = value  # the seed; the schema refuses others, naming the nearest
+        case [group, *_] if group in GROUPS:
+            raise ValueError(_EXAMPLE)
+        case _:
+            near = nearest(names[0], GROUPS)
+            hint = f"did you mean {near}?" if near else f"groups are {', '.join(GROUPS)}"
+            raise ValueError(f"unknown group {names[0]}; {hint}")

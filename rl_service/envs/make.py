@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import typing
-from collections.abc import Callable, Iterable
-from contextlib import closing
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
 
-from custom_models.spaces import ActionSpec
+from custom_models.spaces import ActionSpec, FloatArray, observation_size
 from rl_service.config.aliases import resolve_env_id
 from rl_service.config.own_modules import callables_of, import_own
 from rl_service.config.settings import EnvSettings
 from rl_service.config.text import nearest, one_line
 from rl_service.envs.failures import exception_text, not_a_number, outside_space
-from rl_service.envs.quiet import log_mujoco_warnings, without_version_hints
-from rl_service.envs.wrappers import FlatObservation, FreshWorld, is_flat
 from rl_service.errors import EnvError
 
 AnyEnv = gym.Env[Any, Any]
@@ -25,6 +28,7 @@ _INTERFACE = (
     "reset(seed=, options=) must return (observation, info), and step(action) (observation, "
     "reward, terminated, truncated, info), as in gymnasium 1"
 )
+log = logging.getLogger(__name__)
 
 
 def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
@@ -180,3 +184,72 @@ def _check_known(env_id: str) -> None:
 def _hint(name: str, known: Iterable[str]) -> str:
     near = nearest(name, known)
     return f"; did you mean {near}?" if near else ""
+
+
+@contextmanager
+def without_version_hints() -> Iterator[None]:
+    """Silences gymnasium's hint that an environment has a later version."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
+        yield
+
+
+def log_mujoco_warnings() -> None:
+    """Sends MuJoCo's warnings to Python's log, and to no file in the current folder."""
+    if importlib.util.find_spec("mujoco") is None:
+        return
+    import mujoco  # type: ignore[import-untyped]  # slow to load, and only some envs need it
+
+    mujoco.set_mju_user_warning(lambda text: log.info("MuJoCo: %s", text))
+
+
+class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]]):
+    """Flattens Box observations of any shape and number type to one float32 vector (O,).
+
+    `raw_space` is the space before, of its own shape and in float32.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        """Wraps an environment.
+
+        Raises:
+            TypeError: if the observation space is none that the nets can read.
+        """
+        super().__init__(env)
+        space = env.observation_space
+        size = observation_size(space)
+        assert isinstance(space, gym.spaces.Box)  # observation_size has refused all others
+        with np.errstate(over="ignore"):  # float64's largest number stands for "no bound"
+            low = np.broadcast_to(space.low, space.shape).astype(np.float32)
+            high = np.broadcast_to(space.high, space.shape).astype(np.float32)
+        self.raw_space = gym.spaces.Box(low, high, dtype=np.float32)
+        self.observation_space = gym.spaces.Box(
+            low.reshape(size), high.reshape(size), dtype=np.float32
+        )
+
+    def observation(self, observation: npt.NDArray[Any]) -> FloatArray:
+        """Returns the observation as float32 (O,)."""
+        return np.asarray(observation, dtype=np.float32).reshape(-1)
+
+
+class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives `BipedalWalker` a new physics world for every episode.
+
+    It keeps one for life, so that what a seed leads to depends on all episodes before it; the
+    other Box2D environments make a new one in each reset.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        import Box2D  # type: ignore[import-untyped]  # only this environment needs it
+
+        walker: Any = self.unwrapped
+        walker._destroy()
+        walker.world = Box2D.b2World()
+        return self.env.reset(seed=seed, options=options)
+
+
+def is_flat(space: gym.Space[Any]) -> bool:
+    """Whether observations of a space are float32 vectors already."""
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_service.cluster.dashboard import Dashboard
+from rl_service.cluster.dashboard import ADDRESS_VARIABLES, Dashboard
 from rl_service.cluster.local import is_up
 from rl_service.cluster.state import LocalCluster, load_cluster
 from rl_service.cluster.status import local_dashboard
 from rl_service.errors import ClusterError
 
-ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in Ray's order
 _LOOPBACK, _DASHBOARD_PORT = "127.0.0.1", 8265
 _THIS_MACHINE = re.compile(r"(localhost|127\.0\.0\.1)(:(?P<port>[0-9]+))?", re.A | re.I)
 _HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\])(:(?P<port>[0-9]{1,5}))?", re.A)

@@ -1,21 +1,24 @@
-"""The jobs of a cluster: which there are, how they do, and how to stop them."""
+"""The jobs of a cluster: list them, stop them, follow their logs."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_service.cluster.dashboard import Dashboard
+from rl_service.cluster.dashboard import Dashboard, ray_client
 from rl_service.cluster.local import is_up
 from rl_service.cluster.nodes import STOP_WAIT_S
 from rl_service.cluster.state import load_cluster
 from rl_service.cluster.status import local_dashboard
 from rl_service.config.text import one_line
 from rl_service.errors import ClusterError, JobError
-from rl_service.jobs.client import ray_client
 from rl_service.jobs.variables import ENTRYPOINT_MODULE
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _AFTER_KILL_S = 15.0  # from SIGKILL to the status that tells of it
@@ -23,6 +26,9 @@ _PENDING_S = 5.0  # for a job that starts just now; Ray stops no other one befor
 _POLL_S = 0.5
 
 Tell = Callable[[str], None]
+_PATIENCE_S = 120.0  # with a cluster that does not answer
+_RETRY_S = 1.0
+Write = Callable[[str], None]
 
 
 class Job(NamedTuple):
@@ -195,3 +201,75 @@ def _job(row: dict[str, Any]) -> Job:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if not milliseconds else milliseconds / 1000.0
+
+
+def read_log(dashboard: Dashboard, job: Job) -> str:
+    """The log up to now.
+
+    Raises:
+        ClusterError: if the cluster does not answer.
+    """
+    return str(dashboard.get(f"/api/jobs/{job.id}/logs").get("logs") or "")
+
+
+def follow_log(dashboard: Dashboard, job: Job, write: Write) -> Job:
+    """Writes the log until the job ends.
+
+    Returns:
+        The job as it ended. The end of the log is missing, and that is said, if it lies on a node
+        that has gone.
+
+    Raises:
+        ClusterError: if the cluster is out of reach for minutes; the job may go on.
+    """
+    return asyncio.run(_follow(dashboard, job, write))
+
+
+async def _follow(dashboard: Dashboard, job: Job, write: Write) -> Job:
+    shown = 0
+    client: JobSubmissionClient | None = None
+    last_answer = time.monotonic()
+    while True:
+        try:
+            client = client or ray_client(dashboard)
+            shown = await _tail(client, job.id, shown, write)
+            job = find_job(dashboard, job.id)
+            if job.has_ended:
+                write(_rest_of_log(dashboard, job, shown))
+                return job
+            last_answer = time.monotonic()
+        except ClusterError as error:
+            if time.monotonic() - last_answer > _PATIENCE_S:
+                raise ClusterError(
+                    f"lost sight of {job.id}, which may go on ({error}); look again with "
+                    f"rl-service jobs logs {job.id} --follow"
+                ) from error
+        await asyncio.sleep(_RETRY_S)
+
+
+def _rest_of_log(dashboard: Dashboard, job: Job, shown: int) -> str:
+    try:
+        return read_log(dashboard, job)[shown:]
+    except ClusterError as error:
+        return f"note: what the log says last cannot be read ({error})\n"
+
+
+async def _tail(client: JobSubmissionClient, job_id: str, shown: int, write: Write) -> int:
+    """Writes what comes after the first `shown` characters until the connection ends.
+
+    Returns:
+        How many characters are shown by then.
+    """
+    import aiohttp
+
+    seen = 0
+    try:
+        async for text in client.tail_job_logs(job_id):
+            new = text[max(0, shown - seen) :]
+            seen += len(text)
+            if new:
+                write(new)
+            shown = max(shown, seen)
+    except (RuntimeError, OSError, aiohttp.ClientError):
+        pass  # the next question finds out what has become of the cluster
+    return shown

@@ -3,6 +3,8 @@
 `rl-service serve` and `serve deploy deploy/serve.yaml` build it with the same function.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os
@@ -16,17 +18,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
+from ray.serve.context import _get_global_client
 
 from rl_service.config.text import one_line
 from rl_service.errors import SettingsError
 from rl_service.process import prepare_process
 from rl_service.serving.api import Api
 from rl_service.serving.engine import Engine
-from rl_service.serving.exposure import check_exposure
 from rl_service.serving.limits import Limits
 from rl_service.serving.logs import LOGGER, log_to
 from rl_service.serving.metrics import ServingMetrics
-from rl_service.serving.security import TOKENS_VARIABLE, Tokens
+from rl_service.serving.security import TOKENS_VARIABLE, Tokens, is_loopback
 from rl_service.serving.service import Service
 from rl_service.serving.shared import SharedState, SharedUnavailable
 from rl_service.serving.sources import find_sources
@@ -222,3 +224,26 @@ def _replicas(given: Arguments) -> dict[str, Any]:
 def _ray_logs() -> Path:
     """Where this Ray's processes on this machine write."""
     return Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+
+
+def check_exposure(*, with_tokens: bool) -> None:
+    """Compares where Serve's proxies bind with who may ask.
+
+    Args:
+        with_tokens: whether each request needs a token.
+
+    Raises:
+        SettingsError: if others than the proxy's own machine could ask without one.
+    """
+    if with_tokens or not ray.is_initialized():
+        return
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:  # nothing listens yet; each replica asks again
+        return
+    host = client.http_config.host
+    if host is None or not is_loopback(host):
+        raise SettingsError(
+            f"Serve's http_options bind to host {host}, which other machines can reach, so the "
+            f"application needs tokens; give token_file in its args, or {TOKENS_VARIABLE} on "
+            f"every node, or start Serve with http_options host: 127.0.0.1"
+        )

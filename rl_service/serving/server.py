@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 from rl_service.config.text import brief, one_line
 from rl_service.errors import ResourceError, RLServiceError
-from rl_service.machine import available_cpus
-from rl_service.ports import LOOPBACK, usable_port
+from rl_service.machine import LOOPBACK, available_cpus, usable_port
 from rl_service.ray_session import own_sigterm, start_ray
 from rl_service.serving import haproxy
 

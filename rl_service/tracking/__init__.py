@@ -8,8 +8,7 @@ import ray
 
 from rl_service.config.settings import Settings
 from rl_service.runs import Run
-from rl_service.tracking.guarded import GuardedTracker
-from rl_service.tracking.tracker import Notify, RunStatus, Tracker
+from rl_service.tracking.tracker import GuardedTracker, Notify, RunStatus, Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ from rl_service.config.presets import resolve_settings_file
 from rl_service.config.settings import Settings
 from rl_service.config.text import nearest, one_line
 from rl_service.config.yaml_text import read_yaml_mapping
-from rl_service.errors import SettingsError
+from rl_service.errors import SettingsError, TuningError
+from rl_service.files import as_folder_name
 from rl_service.tuning.domains import Domain
 from rl_service.tuning.settings import (
     PLACEMENT_KEYS,
@@ -28,6 +32,10 @@ from rl_service.tuning.settings import (
     TuningSettings,
 )
 from rl_service.tuning.space import Coordinates, SearchSpace, check_point, check_space
+from rl_service.tuning.storage import PLAN_FILE, ExperimentStorage
+
+_NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
+_UNION_TAGS = ("none", "asha", "median", "pbt")
 
 
 @dataclass(frozen=True)
@@ -168,9 +176,6 @@ def _population_problems(tuning: TuningSettings) -> list[str]:
     return found
 
 
-_NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
-
-
 def population_keys(tuning: TuningSettings) -> list[str]:
     """Searched settings that a training can change as it goes on."""
     return [
@@ -190,9 +195,6 @@ def _problem(file: Path, error: Any) -> str:
     return f"{file}: {where or 'the file'}: {message}"
 
 
-_UNION_TAGS = ("none", "asha", "median", "pbt")
-
-
 def _known_names(location: tuple[Any, ...]) -> list[str]:
     schedulers = (ASHASettings, MedianSettings, PBTSettings)
     groups: dict[str, list[str]] = {
@@ -203,3 +205,38 @@ def _known_names(location: tuple[Any, ...]) -> list[str]:
     if len(location) > 1:
         return groups.get(str(location[0]), [])
     return list(TuningSettings.model_fields)
+
+
+def new_experiment(plan: TuningPlan, storage: str) -> ExperimentStorage:
+    """Makes the folder of a new experiment.
+
+    Raises:
+        OutputError: if it cannot be written; nothing is left of it then.
+    """
+    name = f"{as_folder_name(plan.name)}_{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    experiment = ExperimentStorage.create(storage, name)
+    try:
+        experiment.write(PLAN_FILE, plan.dump())
+    except BaseException:
+        experiment.remove()
+        raise
+    return experiment
+
+
+def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
+    """An experiment to go on with, and its plan.
+
+    Raises:
+        TuningError: if there is none, or its plan cannot be read or does not work here.
+    """
+    storage = ExperimentStorage.open(experiment)
+    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
+        copy = Path(folder, PLAN_FILE)
+        copy.write_text(storage.read(PLAN_FILE), encoding="utf-8")
+        try:
+            return load_plan(copy), storage
+        except SettingsError as error:
+            raise TuningError(
+                f"{storage}/{PLAN_FILE} cannot be gone on with here ({error}); mend that, in the "
+                f"file or on this machine, or start a new experiment"
+            ) from error

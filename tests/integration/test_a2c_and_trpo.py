@@ -16,7 +16,7 @@ from docs.examples.train_from_python import train_policy
 from rl_service.algorithms import trpo
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.batch import build_learner_batch, compute_outputs
-from rl_service.algorithms.trust_region import Solution
+from rl_service.algorithms.trpo import Solution
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, TRPOSettings
 from rl_service.policies import load_bundle
 from rl_service.rollout.fragments import LOSS_MASK, segment_ids

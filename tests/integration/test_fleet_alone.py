@@ -18,7 +18,7 @@ from rl_service.metrics import ENV_STEPS
 from rl_service.rollout import fleet as fleet_module
 from rl_service.rollout import starting
 from rl_service.rollout.fleet import Fleet, FleetState
-from rl_service.rollout.scaling import Scaling
+from rl_service.trainer import Scaling
 from tests.support.plain_workers import FAILS, HANGS, Plain
 from tests.support.small_runs import small_settings
 

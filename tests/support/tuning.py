@@ -14,8 +14,7 @@ import gymnasium as gym
 import yaml
 
 from rl_service.tuning.experiment import tune_experiment
-from rl_service.tuning.folder import new_experiment
-from rl_service.tuning.load import TuningPlan, load_plan
+from rl_service.tuning.load import TuningPlan, load_plan, new_experiment
 from rl_service.tuning.observer import TrialView, TuneResult
 from tests.support.rays import command_environment
 

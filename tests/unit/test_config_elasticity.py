@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_service.config import Settings, load_settings
-from rl_service.config.resume import change_settings
+from rl_service.config.load import change_settings
 from rl_service.errors import SettingsError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl_service.config import Settings, load_settings
-from rl_service.config.resume import change_settings
+from rl_service.config.load import change_settings
 from rl_service.config.settings import StopSettings
 from rl_service.errors import SettingsError
 

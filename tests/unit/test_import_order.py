@@ -27,12 +27,7 @@ ORDER = [
     ["custom_models.rllib_models"],
     ["custom_models.registry"],
     # The vocabulary.
-    [
-        "rl_service.errors",
-        "rl_service.metrics",
-        "rl_service.normalization",
-        "rl_service.slow_start",
-    ],
+    ["rl_service.errors", "rl_service.metrics", "rl_service.normalization"],
     ["rl_service.files"],
     # The service.
     ["tune_configs"],
@@ -43,13 +38,12 @@ ORDER = [
         "rl_service.base_models",
         "rl_service.forkserver",
         "rl_service.machine",
-        "rl_service.ports",
         "rl_service.pretrained",
         "rl_service.process",
         "rl_service.ray_session",
     ],
     # How many rollout workers there should be; knows no Ray.
-    ["rl_service.rollout.load", "rl_service.rollout.sample_times"],
+    ["rl_service.rollout.load"],
     ["rl_service.rollout.throughput"],
     ["rl_service.rollout.autoscaler"],
     ["rl_service.rollout"],
@@ -57,18 +51,14 @@ ORDER = [
     ["rl_service.policies"],
     ["rl_service.tracking", "rl_service.runs"],
     ["rl_service.registration", "rl_service.video"],
-    ["rl_service.checks", "rl_service.probes", "rl_service.diagnosis", "rl_service.evaluation"],
+    ["rl_service.checks", "rl_service.diagnosis", "rl_service.evaluation"],
     ["rl_service.best_policy", "rl_service.trainer"],
     ["rl_service.training"],
     # Tuning; what needs no Ray first, so that a mistake in a file is told at once.
     ["rl_service.tuning", "rl_service.tuning.domains", "rl_service.tuning.storage"],
     ["rl_service.tuning.settings", "rl_service.tuning.space"],
     ["rl_service.tuning.load"],
-    [
-        "rl_service.tuning.folder",
-        "rl_service.tuning.observer",
-        "rl_service.tuning.snapshot",
-    ],
+    ["rl_service.tuning.observer", "rl_service.tuning.snapshot"],
     ["rl_service.tuning.report", "rl_service.tuning.trackers"],
     [
         "rl_service.tuning.resources",
@@ -80,19 +70,18 @@ ORDER = [
     ["rl_service.tuning.best"],
     ["rl_service.tuning.experiment"],
     ["rl_service.reporting"],
-    # Serving; only exposure and the two files at its end know Ray.
+    # Serving; only the two files at its end know Ray.
     [
         "rl_service.serving",
         "rl_service.serving.errors",
         "rl_service.serving.limits",
         "rl_service.serving.logs",
         "rl_service.serving.metrics",
-        "rl_service.serving.canary",
         "rl_service.serving.calls",
         "rl_service.serving.page",
     ],
-    ["rl_service.serving.async_client", "rl_service.serving.haproxy"],
-    ["rl_service.serving.client", "rl_service.serving.edge"],
+    ["rl_service.serving.client", "rl_service.serving.haproxy"],
+    ["rl_service.serving.edge"],
     ["rl_service.serving.schemas", "rl_service.serving.security", "rl_service.serving.sessions"],
     [
         "rl_service.serving.batching",
@@ -104,7 +93,7 @@ ORDER = [
     ["rl_service.serving.rollouts"],
     ["rl_service.serving.engine"],
     ["rl_service.serving.openapi", "rl_service.serving.service"],
-    ["rl_service.serving.api", "rl_service.serving.exposure"],
+    ["rl_service.serving.api"],
     ["rl_service.serving.deployment"],
     ["rl_service.serving.server"],
     # A cluster on this machine, and jobs on any; nobody above them needs either.
@@ -128,13 +117,12 @@ USES_RAY = (
     "rl_service.tuning.trial",
     "rl_service.tuning.tune_process",
     "rl_service.tuning.watch",
-    "rl_service.probes",
+    "rl_service.diagnosis",
     "rl_service.ray_session",
     "rl_service.cluster.provider",  # the autoscaler's process alone imports it
-    "rl_service.jobs.client",
-    "rl_service.jobs.follow",  # names the type of Ray's client
+    "rl_service.cluster.dashboard",  # Ray's client for jobs, when it is asked for
+    "rl_service.jobs.control",  # names its type
     "rl_service.serving.deployment",
-    "rl_service.serving.exposure",
     "rl_service.serving.server",
 )
 

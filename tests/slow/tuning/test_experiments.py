@@ -14,8 +14,7 @@ import pytest
 from rl_service.errors import TuningError
 from rl_service.tuning import experiment as drawing
 from rl_service.tuning.experiment import tune_experiment
-from rl_service.tuning.folder import new_experiment
-from rl_service.tuning.load import TuningPlan
+from rl_service.tuning.load import TuningPlan, new_experiment
 from rl_service.tuning.observer import TrialView
 from tests.support.rays import actor_pids
 from tests.support.tuning import NAME, Watcher, iterations, run_plan, small_plan

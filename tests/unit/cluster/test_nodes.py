@@ -21,7 +21,7 @@ from rl_service.cluster.processes import CLUSTER_MARK
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.cluster.status import cluster_status
 from rl_service.errors import ClusterError, SettingsError
-from rl_service.ports import LOOPBACK, usable_port
+from rl_service.machine import LOOPBACK, usable_port
 from rl_service.runs.signals import interruptible
 
 TOKEN_PATH = Path("/home/me/.rl-service/cluster.token")

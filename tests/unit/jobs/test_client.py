@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cluster.dashboard import Dashboard
-from rl_service.jobs.client import ray_client
+from rl_service.cluster.dashboard import Dashboard, ray_client
 from tests.support.http_server import serving
 
 

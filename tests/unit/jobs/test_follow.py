@@ -11,9 +11,8 @@ import pytest
 
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.errors import ClusterError
-from rl_service.jobs import follow
-from rl_service.jobs.control import Job
-from rl_service.jobs.follow import _tail, follow_log
+from rl_service.jobs import control
+from rl_service.jobs.control import Job, _tail, follow_log
 
 LOG = ["first\n", "second\nthird\n", "fourth\n"]
 
@@ -58,8 +57,8 @@ def test_a_job_whose_log_went_with_its_node_has_ended_all_the_same(
     def answer(*_: object) -> None:
         raise ClusterError("the dashboard answered 500")
 
-    monkeypatch.setattr(follow, "ray_client", lambda _: Breaking(RuntimeError("closed"), [1, 3]))
-    monkeypatch.setattr(follow, "find_job", lambda *_: ended)
+    monkeypatch.setattr(control, "ray_client", lambda _: Breaking(RuntimeError("closed"), [1, 3]))
+    monkeypatch.setattr(control, "find_job", lambda *_: ended)
     monkeypatch.setattr(Dashboard, "get", answer)
     written: list[str] = []
     assert follow_log(Dashboard("http://head:8265"), ended, written.append) is ended

@@ -10,8 +10,7 @@ from rl_service.cli.app import app
 from rl_service.errors import JobError, SettingsError
 from rl_service.jobs.entrypoint import as_submitted, take_secrets
 from rl_service.jobs.staging import package_files
-from rl_service.jobs.submit import entrypoint
-from rl_service.jobs.target import COMMANDS, OTHER_COMMANDS, as_job_name, resolve_target
+from rl_service.jobs.submit import COMMANDS, OTHER_COMMANDS, as_job_name, entrypoint, resolve_target
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from custom_models.llm_policy import LLMActor, build_writer
 from custom_models.observation_text import PADDING
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.flat_optimizer import FlatParameters
-from rl_service.algorithms.trust_region import fisher_product
+from rl_service.algorithms.trpo import fisher_product
 from tests.support.base_models import gpt2_tokenizer_folder
 
 OBS_SIZE = 4

@@ -11,7 +11,7 @@ from custom_models.configs import GPT2CriticConfig
 from custom_models.critic import Chunks
 from custom_models.gpt2_critic import GPT2Critic
 from custom_models.spaces import ActionSpec
-from rl_service.rollout.chunks import gather_chunks, plan_chunks
+from rl_service.algorithms.batch import gather_chunks, plan_chunks
 
 
 @pytest.mark.parametrize("chunk_length", [1, 7, 16, 64])

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from rl_service.config.settings import ResourceSettings
-from rl_service.rollout.sample_times import SampleTimes
-from rl_service.rollout.throughput import ThroughputPolicy
+from rl_service.rollout.throughput import SampleTimes, ThroughputPolicy
 from tests.support.scaling import STEADY, Training
 
 SEEDS = range(5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rl_service.errors import BundleError
-from rl_service.serving import canary
+from rl_service.serving import rollouts
 from rl_service.serving.engine import Engine
 from rl_service.serving.errors import RequestError
 from rl_service.serving.limits import Limits
@@ -149,7 +149,7 @@ def test_the_least_recently_used_version_is_unloaded(versions: Versions) -> None
 def test_a_canary_takes_its_share_and_then_all(
     versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(rollouts, "MIN_SECONDS", 0.0)
 
     async def play() -> None:
         _, engine, _ = await build_local(versions, canary=0.25)
@@ -267,13 +267,15 @@ class Slow(torch.nn.Module):
 def test_a_slow_canary_that_takes_all_requests_is_withdrawn(versions: Versions) -> None:
     async def play() -> None:
         _, engine, _ = await build_local(versions, canary=1.0)
-        for _ in range(canary.MIN_COMPARED):
+        for _ in range(rollouts.MIN_COMPARED):
             assert await ask(engine) == 1
         versions.now = 2
         await engine.rollouts.watch_once()
         actor: Any = (await engine.load("cartpole", 2)).policy.actor
         actor.body = Slow(actor.body)
-        assert [await ask(engine) for _ in range(canary.MIN_COMPARED)] == [2] * canary.MIN_COMPARED
+        assert [await ask(engine) for _ in range(rollouts.MIN_COMPARED)] == [
+            2
+        ] * rollouts.MIN_COMPARED
         assert versions.given_up == [2]
         assert await ask(engine) == 1
 
@@ -307,16 +309,16 @@ async def play_session(service: Service, reference: str, num_steps: int) -> set[
 def test_requests_that_pin_a_version_count_in_no_trial(
     versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(rollouts, "MIN_SECONDS", 0.0)
 
     async def play() -> None:
         service, engine = await trial(versions)
-        for _ in range(canary.MIN_REQUESTS):
+        for _ in range(rollouts.MIN_REQUESTS):
             assert await act(service, "cartpole:2") == 2
             assert await act(service, "cartpole:3") == 3
-        assert await play_session(service, "cartpole:2", canary.MIN_REQUESTS) == {2}
+        assert await play_session(service, "cartpole:2", rollouts.MIN_REQUESTS) == {2}
         assert await serves(engine) == 1
-        for _ in range(canary.MIN_REQUESTS - 1):
+        for _ in range(rollouts.MIN_REQUESTS - 1):
             assert await act(service, "cartpole") == 2
         assert await serves(engine) == 1
         assert await act(service, "cartpole") == 2
