@@ -72,8 +72,16 @@ def open_storage(root: str) -> Storage:
     """
     if "://" not in root:
         return LocalStorage(Path(root).expanduser().absolute())
-
-    return open_uri(root)
+    try:
+        file_system, path = fsspec.url_to_fs(root)
+    except (ImportError, ValueError) as error:
+        raise RegistryError(
+            f"the policy registry {root} cannot be reached: {error}; install what is missing or "
+            f"give a folder"
+        ) from error
+    if isinstance(file_system, LocalFileSystem):
+        return LocalStorage(Path(path))
+    return RemoteStorage(root, file_system, path)
 
 
 @contextlib.contextmanager
@@ -221,24 +229,6 @@ def _remove_abandoned(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def open_uri(uri: str) -> Storage:
-    """The storage at a URI.
-
-    Raises:
-        RegistryError: if no installed package reaches it.
-    """
-    try:
-        file_system, path = fsspec.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise RegistryError(
-            f"the policy registry {uri} cannot be reached: {error}; install what is missing or "
-            f"give a folder"
-        ) from error
-    if isinstance(file_system, LocalFileSystem):
-        return LocalStorage(Path(path))
-    return RemoteStorage(uri, file_system, path)
 
 
 class RemoteStorage:

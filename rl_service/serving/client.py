@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 import httpx
 import numpy.typing as npt
@@ -31,8 +31,88 @@ __all__ = [
     "Session",
 ]
 
+ActionT = TypeVar("ActionT")
+BatchT = TypeVar("BatchT")
+PoliciesT = TypeVar("PoliciesT")
+"""What the methods return: values, or awaitables of them."""
 
-class PolicyClient:
+Read = Callable[[dict[str, Any]], Any]
+
+
+class _Client(Generic[ActionT, BatchT, PoliciesT]):
+    """What can be asked, whoever waits for the reply."""
+
+    def _send(self, call: calls.Call, read: Read) -> Any:
+        """Sends a call, again if that may help, and reads the reply."""
+        raise NotImplementedError
+
+    def policies(self) -> PoliciesT:
+        """What is served: spaces, versions, scores."""
+        return self._send(calls.list_policies(), lambda reply: reply["policies"])  # type: ignore[no-any-return]
+
+    def act(
+        self,
+        policy: str,
+        observation: npt.ArrayLike,
+        *,
+        deterministic: bool = True,
+        history: Any = None,
+        value: bool = False,
+    ) -> ActionT:
+        """The action at one observation.
+
+        Args:
+            policy: `name`, or `name:version`.
+            observation: as the environment gives it.
+            deterministic: the most likely action instead of a sample.
+            history: `{"observations": ..., "actions": ...}`, lists or arrays: the steps before,
+                oldest first, the actions as `Action.policy_action` gave them.
+            value: also ask the critic; `history` should then begin with the episode.
+
+        Raises:
+            PolicyServiceError: if the service refuses it or does not answer in time, or if a number
+                is not finite.
+        """
+        call = calls.act(policy, "observation", observation, deterministic, history, value)
+        return self._send(call, calls.read_action)  # type: ignore[no-any-return]
+
+    def act_batch(
+        self,
+        policy: str,
+        observations: npt.ArrayLike,
+        *,
+        deterministic: bool = True,
+        history: Any = None,
+        value: bool = False,
+    ) -> BatchT:
+        """Actions at B observations; `history` is a list, one for each."""
+        call = calls.act(policy, "observations", observations, deterministic, history, value)
+        return self._send(call, calls.read_action_batch)  # type: ignore[no-any-return]
+
+
+class _Session(Generic[ActionT]):
+    """One episode. The service keeps its history, whichever replica answers."""
+
+    id = ""
+    """Of the service."""
+
+    def __init__(self, client: _Client[Any, Any, Any], policy: str, value: bool) -> None:
+        self._client = client
+        self._opening = calls.open_session(policy, value)
+
+    def act(
+        self,
+        observation: npt.ArrayLike,
+        *,
+        reward: float | None = None,
+        deterministic: bool = True,
+    ) -> ActionT:
+        """The action at the next step; `reward` is that of the step before."""
+        call = calls.session_act(self.id, observation, reward, deterministic)
+        return self._client._send(call, calls.read_action)  # type: ignore[no-any-return]
+
+
+class PolicyClient(_Client[Action, ActionBatch, list[dict[str, Any]]]):
     """A service, seen from Python. May be shared by threads.
 
     Args:
@@ -60,100 +140,44 @@ class PolicyClient:
     def __enter__(self) -> PolicyClient:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Closes its connections."""
         self._http.close()
 
-    def policies(self) -> list[dict[str, Any]]:
-        """What is served: spaces, versions, scores."""
-        found: list[dict[str, Any]] = self._send(calls.list_policies())["policies"]
-        return found
-
-    def act(
-        self,
-        policy: str,
-        observation: npt.ArrayLike,
-        *,
-        deterministic: bool = True,
-        history: Any = None,
-        value: bool = False,
-    ) -> Action:
-        """The action at one observation.
-
-        Args:
-            policy: `name`, or `name:version`.
-            observation: as the environment gives it.
-            deterministic: the most likely action instead of a sample.
-            history: `{"observations": ..., "actions": ...}`, lists or arrays: the steps before,
-                oldest first, the actions as `Action.policy_action` gave them.
-            value: also ask the critic; `history` should then begin with the episode.
-
-        Raises:
-            PolicyServiceError: if the service refuses it or does not answer in time, or if a number
-                is not finite.
-        """
-        call = calls.act(policy, "observation", observation, deterministic, history, value)
-        return calls.read_action(self._send(call))
-
-    def act_batch(
-        self,
-        policy: str,
-        observations: npt.ArrayLike,
-        *,
-        deterministic: bool = True,
-        history: Any = None,
-        value: bool = False,
-    ) -> ActionBatch:
-        """Actions at B observations; `history` is a list, one for each."""
-        call = calls.act(policy, "observations", observations, deterministic, history, value)
-        return calls.read_action_batch(self._send(call))
-
     def session(self, policy: str, *, value: bool = False) -> Session:
         """An episode that the service remembers; a context manager that closes it.
 
         Args:
             policy: `name`, or `name:version`.
-            value: each reply also tells what the critic expects from there on.
+            value: each reply also gives what the critic expects from there on.
         """
-        opened = self._send(calls.open_session(policy, value))
-        return Session(self, opened["session"])
+        return Session(self, policy, value)
 
-    def _send(self, call: calls.Call) -> dict[str, Any]:
+    def _send(self, call: calls.Call, read: Read) -> Any:
         attempts = calls.attempts(call, self._patience_s)
         pause_s = next(attempts)
         while True:
             time.sleep(pause_s)
+            outcome: httpx.Response | httpx.TransportError
             try:
-                outcome: httpx.Response | httpx.TransportError = self._http.request(
-                    **call.http_arguments
-                )
+                outcome = self._http.request(**call.http_arguments)
             except httpx.TransportError as error:
                 outcome = error
             try:
                 pause_s = attempts.send(outcome)
             except StopIteration as done:
-                reply: dict[str, Any] = done.value
-                return reply
+                return read(done.value)
 
 
-class Session:
-    """One episode. The service keeps its history, whichever replica answers.
+class Session(_Session[Action]):
+    """See `_Session`; it is open from the start."""
 
-    Args:
-        client: that opened it.
-        session_id: of the service.
-    """
-
-    def __init__(self, client: PolicyClient, session_id: str) -> None:
-        self._client, self.id = client, session_id
+    def __init__(self, client: PolicyClient, policy: str, value: bool) -> None:
+        super().__init__(client, policy, value)
+        self.id = client._send(self._opening, _session_id)
 
     def __enter__(self) -> Session:
         return self
@@ -161,27 +185,18 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def act(
-        self,
-        observation: npt.ArrayLike,
-        *,
-        reward: float | None = None,
-        deterministic: bool = True,
-    ) -> Action:
-        """The action at the next step; `reward` is that of the step before."""
-        call = calls.session_act(self.id, observation, reward, deterministic)
-        return calls.read_action(self._client._send(call))
-
     def close(self) -> None:
         """Lets the service forget it; it may have done so already."""
         try:
-            self._client._send(calls.close_session(self.id))
+            self._client._send(calls.close_session(self.id), _nothing)
         except PolicyServiceError as error:
             if error.status != 404:
                 raise
 
 
-class AsyncPolicyClient:
+class AsyncPolicyClient(
+    _Client[Awaitable[Action], Awaitable[ActionBatch], Awaitable[list[dict[str, Any]]]]
+):
     """`PolicyClient` with `await`; see there."""
 
     def __init__(
@@ -208,90 +223,44 @@ class AsyncPolicyClient:
         """Closes its connections."""
         await self._http.aclose()
 
-    async def policies(self) -> list[dict[str, Any]]:
-        """See `PolicyClient`."""
-        found: list[dict[str, Any]] = (await self._send(calls.list_policies()))["policies"]
-        return found
-
-    async def act(
-        self,
-        policy: str,
-        observation: npt.ArrayLike,
-        *,
-        deterministic: bool = True,
-        history: Any = None,
-        value: bool = False,
-    ) -> Action:
-        """See `PolicyClient`."""
-        call = calls.act(policy, "observation", observation, deterministic, history, value)
-        return calls.read_action(await self._send(call))
-
-    async def act_batch(
-        self,
-        policy: str,
-        observations: npt.ArrayLike,
-        *,
-        deterministic: bool = True,
-        history: Any = None,
-        value: bool = False,
-    ) -> ActionBatch:
-        """See `PolicyClient`."""
-        call = calls.act(policy, "observations", observations, deterministic, history, value)
-        return calls.read_action_batch(await self._send(call))
-
     def session(self, policy: str, *, value: bool = False) -> AsyncSession:
         """See `PolicyClient`; it is opened by `async with`."""
         return AsyncSession(self, policy, value)
 
-    async def _send(self, call: calls.Call) -> dict[str, Any]:
+    async def _send(self, call: calls.Call, read: Read) -> Any:
         attempts = calls.attempts(call, self._patience_s)
         pause_s = next(attempts)
         while True:
             await asyncio.sleep(pause_s)
+            outcome: httpx.Response | httpx.TransportError
             try:
-                outcome: httpx.Response | httpx.TransportError = await self._http.request(
-                    **call.http_arguments
-                )
+                outcome = await self._http.request(**call.http_arguments)
             except httpx.TransportError as error:
                 outcome = error
             try:
                 pause_s = attempts.send(outcome)
             except StopIteration as done:
-                reply: dict[str, Any] = done.value
-                return reply
+                return read(done.value)
 
 
-class AsyncSession:
-    """`Session` with `await`.
-
-    Args:
-        client: that opens it.
-        policy: `name`, or `name:version`.
-        value: see `PolicyClient.session`.
-    """
-
-    def __init__(self, client: AsyncPolicyClient, policy: str, value: bool) -> None:
-        self._client, self._policy, self._value, self.id = client, policy, value, ""
+class AsyncSession(_Session[Awaitable[Action]]):
+    """`Session` with `await`."""
 
     async def __aenter__(self) -> AsyncSession:
-        opened = await self._client._send(calls.open_session(self._policy, self._value))
-        self.id = opened["session"]
+        self.id = await self._client._send(self._opening, _session_id)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await self._client._send(calls.close_session(self.id))
+            await self._client._send(calls.close_session(self.id), _nothing)
         except PolicyServiceError as error:
             if error.status != 404:
                 raise
 
-    async def act(
-        self,
-        observation: npt.ArrayLike,
-        *,
-        reward: float | None = None,
-        deterministic: bool = True,
-    ) -> Action:
-        """See `Session`."""
-        call = calls.session_act(self.id, observation, reward, deterministic)
-        return calls.read_action(await self._client._send(call))
+
+def _session_id(reply: dict[str, Any]) -> Any:
+    return reply["session"]
+
+
+def _nothing(reply: dict[str, Any]) -> None:
+    pass

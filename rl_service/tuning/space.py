@@ -254,7 +254,8 @@ def _value_problems(space: SearchSpace) -> list[str]:
                 if key in values and values[key] == end
             ]
             if outcomes and all(outcomes):
-                found += min(outcomes, key=len)
+                fewest = min(outcomes, key=len)
+                found += fewest
     return found
 
 

@@ -144,7 +144,7 @@ def test_list_knows_all_jobs_and_beginnings_of_ids_must_be_clear(cluster: UserCl
 def test_what_is_wrong_with_address_or_token_is_one_line(cluster: UserCluster) -> None:
     url, stranger = cluster.state.dashboard_url, str(cluster.home / "elsewhere")
     there = ("--address", url)
-    for arguments in (("jobs", "list"), ("submit", "evaluate", "zoo:lunarlander")):
+    for arguments in (("jobs", "list"), ("submit", "tiny.yaml", "-o", "/data")):
         line = cluster.refusal(*arguments, *there, RL_SERVICE_HOME=stranger)
         assert "asks for a token" in line
         wrong = {"RL_SERVICE_HOME": stranger, "RAY_AUTH_TOKEN": "wrong"}
