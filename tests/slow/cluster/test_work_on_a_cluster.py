@@ -166,7 +166,8 @@ def test_a_cluster_elsewhere_gets_the_token_that_is_given_and_no_secrets(
         "RAY_AUTH_TOKEN": cluster.token,
     }
     play = ["evaluate", "zoo:lunarlander", "-ne", "1"]
-    status, out, err = cluster.run("submit", "--follow", *play, **elsewhere)
+    shared = ["-o", str(cluster.home / "shared")]
+    status, out, err = cluster.run("submit", "--follow", *shared, *play, **elsewhere)
     assert status == 0, out + err
     assert "1 episodes: return " in out
     assert "note: WANDB_API_KEY not sent: all who may list jobs could read it" in err
