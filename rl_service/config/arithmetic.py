@@ -5,6 +5,7 @@ from __future__ import annotations
 from rl_service.config.algorithms import A2CSettings
 from rl_service.config.elasticity import THROUGHPUT
 from rl_service.config.settings import ResourceSettings, Settings
+from rl_service.config.text import nearest
 
 
 def check_arithmetic(settings: Settings) -> list[str]:
@@ -100,9 +101,11 @@ def _policy_problems(resources: ResourceSettings) -> list[str]:
     module, colon, function = policy.partition(":")
     if policy == THROUGHPUT or (module and colon and function):
         return []
+    near = nearest(policy, [THROUGHPUT])
+    hint = f"did you mean {near}? " if near else ""
     return [
-        f"unknown resources.autoscaling_policy={policy}; give {THROUGHPUT}, or module:function of "
-        f"your own"
+        f"unknown resources.autoscaling_policy={policy}; {hint}"
+        f"known: {THROUGHPUT}, or module:function of your own"
     ]
 
 
@@ -110,7 +113,7 @@ def _idle_problems(resources: ResourceSettings) -> list[str]:
     """Settings that would do nothing, since the number of workers stays fixed."""
     policy = resources.autoscaling_policy
     asked = {
-        f"autoscaling_policy={policy}": policy != THROUGHPUT,
+        f"autoscaling_policy={policy}": ":" in policy,
         f"min_env_runners={resources.min_env_runners}": resources.min_env_runners > 1,
         f"max_worker_hours={resources.max_worker_hours}": resources.max_worker_hours is not None,
     }

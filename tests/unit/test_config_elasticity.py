@@ -75,8 +75,8 @@ def test_a_run_that_goes_on_may_get_other_bounds() -> None:
         ),
         (["min_env_runners=2"], "resources.min_env_runners=2 does nothing", "leave it out"),
         (
-            ["max_env_runners=4", "autoscaling_policy=through"],
-            "unknown resources.autoscaling_policy=through; give throughput",
+            ["autoscaling_policy=through"],
+            "unknown resources.autoscaling_policy=through; did you mean throughput?",
             "or module:function of your own",
         ),
         (

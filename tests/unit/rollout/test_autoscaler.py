@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from docs.examples.scaling_policy import by_schedule
 from rl_service.config.settings import ResourceSettings
@@ -155,3 +157,49 @@ def test_the_example_follows_its_schedule() -> None:
     scaler = own("docs.examples.scaling_policy:by_schedule")
     reason = "2 to 3: the schedule says 3 from 50000 env steps on"
     assert scaler.decide(asking(60_000)) == (3, reason)
+
+
+@settings(deadline=None)
+@given(
+    asked=st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 12), st.integers(0, 3))),
+    least=st.integers(1, 2),
+    step=st.integers(1, 4),
+    up=st.integers(1, 3),
+    down=st.integers(1, 6),
+)
+def test_no_sequence_of_wishes_breaks_the_limits(
+    asked: list[tuple[int, int, int]], least: int, step: int, up: int, down: int
+) -> None:
+    scaler = own(
+        min_env_runners=least,
+        max_scaling_step=step,
+        up_delay_iterations=up,
+        down_delay_iterations=down,
+    )
+    before = max(2, least)
+    for count, room, starting in asked:
+        load = asking(count, max_placeable=room, num_starting=starting)
+        after, reason = scaler.decide(load)
+        assert least <= after <= min(8, max(room, load.num_alive, least))
+        assert after - before <= step
+        assert reason
+        assert "\n" not in reason
+        before = after
+
+
+@settings(deadline=None)
+@given(asked=st.lists(st.integers(1, 8), max_size=60), down=st.integers(2, 6))
+def test_no_sequence_of_wishes_makes_it_flap(asked: list[int], down: int) -> None:
+    """A change down comes a whole delay after any other; up again, only above where it was."""
+    scaler, last_change, last_down, came_from = own(down_delay_iterations=down), -1, -99, 0
+    before = 2
+    for i, count in enumerate(asked):
+        after = scaler.decide(asking(count)).num_workers
+        if after < before:
+            assert i - last_change >= down
+            last_down, came_from = i, before
+        if after > before and i - last_down < down:
+            assert after > came_from
+        if after != before:
+            last_change = i
+        before = after
