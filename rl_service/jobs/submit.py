@@ -252,7 +252,7 @@ def as_job_name(text: str) -> str:
 
 
 def _check_has_folder(arguments: Sequence[str]) -> None:
-    """Tells now what the job would only say in its log."""
+    """Refuses now what the job would only report in its log."""
     if not any(argument.startswith(("-o", "--output")) for argument in arguments):
         raise JobError(
             "compare lacks a folder for its figures, since an -o before -- is the folder that the "

@@ -145,7 +145,7 @@ class OwnPolicy:
     def __init__(self, name: str) -> None:
         self._name = name
         self._function = find_function(name)
-        self._told: str | None = None
+        self._reported: str | None = None
         """The failure that was reported last."""
 
     def propose(self, load: Load, current: int) -> Proposal:
@@ -165,12 +165,14 @@ class OwnPolicy:
         return Proposal(workers, one_line(reason) or f"{self._name} says {workers}")
 
     def _failure(self, error: Exception) -> str:
-        told = f"{type(error).__name__}: {one_line(error)}"
-        if told == self._told:
+        failure = f"{type(error).__name__}: {one_line(error)}"
+        if failure == self._reported:
             return f"{self._name} fails as before"
-        self._told = told
+        self._reported = failure
         logger.warning("autoscaling policy %s failed", self._name, exc_info=error)
-        return f"{self._name} failed ({told}); it must return workers as an int, or (int, reason)"
+        return (
+            f"{self._name} failed ({failure}); it must return workers as an int, or (int, reason)"
+        )
 
 
 def build_policy(resources: ResourceSettings) -> ScalingPolicy:

@@ -40,7 +40,23 @@ Read = Callable[[dict[str, Any]], Any]
 
 
 class _Client(Generic[ActionT, BatchT, PoliciesT]):
-    """What can be asked, whoever waits for the reply."""
+    """What can be asked, whoever waits for the reply; arguments as of `PolicyClient`."""
+
+    _http_client: type[Any]
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 10.0,
+        patience_s: float = 30.0,
+        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._http = self._http_client(
+            base_url=url, headers=calls.headers(token), timeout=timeout_s, transport=transport
+        )
+        self._patience_s = patience_s
 
     def _send(self, call: calls.Call, read: Read) -> Any:
         """Sends a call, again if that may help, and reads the reply."""
@@ -123,19 +139,7 @@ class PolicyClient(_Client[Action, ActionBatch, list[dict[str, Any]]]):
         transport: of httpx, for tests.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        timeout_s: float = 10.0,
-        patience_s: float = 30.0,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._http = httpx.Client(
-            base_url=url, headers=calls.headers(token), timeout=timeout_s, transport=transport
-        )
-        self._patience_s = patience_s
+    _http_client = httpx.Client
 
     def __enter__(self) -> PolicyClient:
         return self
@@ -199,19 +203,7 @@ class AsyncPolicyClient(
 ):
     """`PolicyClient` with `await`; see there."""
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        timeout_s: float = 10.0,
-        patience_s: float = 30.0,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=url, headers=calls.headers(token), timeout=timeout_s, transport=transport
-        )
-        self._patience_s = patience_s
+    _http_client = httpx.AsyncClient
 
     async def __aenter__(self) -> AsyncPolicyClient:
         return self

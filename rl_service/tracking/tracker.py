@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 
 class GuardedTracker:
-    """Passes everything on until the first failure, which it tells; then nothing more."""
+    """Passes everything on until the first failure, which it reports; then nothing more."""
 
     def __init__(self, name: str, build: Callable[[], Tracker], notify: Notify) -> None:
         self._name = name

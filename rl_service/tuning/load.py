@@ -237,6 +237,6 @@ def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
             return load_plan(copy), storage
         except SettingsError as error:
             raise TuningError(
-                f"{storage}/{PLAN_FILE} cannot be gone on with here ({error}); mend that, in the "
+                f"{storage}/{PLAN_FILE} cannot be resumed here ({error}); fix that, in the "
                 f"file or on this machine, or start a new experiment"
             ) from error

@@ -273,9 +273,8 @@ def test_a_slow_canary_that_takes_all_requests_is_withdrawn(versions: Versions) 
         await engine.rollouts.watch_once()
         actor: Any = (await engine.load("cartpole", 2)).policy.actor
         actor.body = Slow(actor.body)
-        assert [await ask(engine) for _ in range(rollouts.MIN_COMPARED)] == [
-            2
-        ] * rollouts.MIN_COMPARED
+        count = rollouts.MIN_COMPARED
+        assert [await ask(engine) for _ in range(count)] == [2] * count
         assert versions.given_up == [2]
         assert await ask(engine) == 1
 
