@@ -34,7 +34,7 @@ lint: venv  ## check style and layout
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-format: venv  ## mend style and layout
+format: venv  ## fix style and layout
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

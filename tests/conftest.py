@@ -16,7 +16,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Of the Ray that tests share, which is not their own; commands that start one drop it again.
 os.environ["RAY_AUTH_MODE"] = "disabled"
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `rl_service.ray_session`
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, Ray spells it so; see `rl_service.runtime.ray_session`
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec
 from rl_service.cli.app import main
 from rl_service.config.settings import EnvSettings
-from rl_service.normalization import ObservationNormalizer
 from rl_service.policies import write_bundle
+from rl_service.rollout.normalization import ObservationNormalizer
 from tests.support.environments import env_spaces
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from rl_service.config.settings import EnvSettings
-from rl_service.envs.make import make_env
+from rl_service.rollout.envs import make_env
 from rl_service.serving.client import PolicyClient, Session
 
 

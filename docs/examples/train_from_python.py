@@ -16,9 +16,9 @@ import numpy as np
 
 from rl_service.config import load_settings
 from rl_service.policies import load_bundle
-from rl_service.runs import Run
-from rl_service.runs.observer import TrainingObserver
-from rl_service.training import train
+from rl_service.training.observer import TrainingObserver
+from rl_service.training.run import Run
+from rl_service.training.train import train
 
 
 class Printed(TrainingObserver):

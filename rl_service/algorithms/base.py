@@ -21,13 +21,13 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import BatchSampler, Samples, pack, unpack
 from rl_service.algorithms.state import base_model_sha256, read_state, write_state
 from rl_service.algorithms.workers import build_fleet
+from rl_service.common.errors import CheckpointError, TrainingFailedError
 from rl_service.config.settings import Settings
-from rl_service.envs.failures import FailedEpisode, too_many_failures
-from rl_service.errors import CheckpointError, TrainingFailedError
-from rl_service.normalization import ObservationNormalizer
+from rl_service.rollout.env_failures import FailedEpisode, too_many_failures
 from rl_service.rollout.filters import OBSERVATIONS
 from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.fragments import LOSS_MASK
+from rl_service.rollout.normalization import ObservationNormalizer
 from rl_service.rollout.worker import VectorRolloutWorker
 
 # Counters: updates that the actor has behind it, episodes that failed in their environment.

@@ -11,7 +11,7 @@ from ray.tune.registry import _global_registry, register_env
 
 from custom_models.registry import register_models
 from rl_service.config.settings import Settings
-from rl_service.envs.make import make_env, raw_observation_space
+from rl_service.rollout.envs import make_env, raw_observation_space
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
 
 if TYPE_CHECKING:

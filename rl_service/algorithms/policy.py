@@ -33,8 +33,8 @@ from rl_service.algorithms.flat_optimizer import FlatOptimizer
 from rl_service.algorithms.minibatch_step import MinibatchStep
 from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.config.settings import Settings
-from rl_service.normalization import RunningMeanStd
 from rl_service.rollout.fragments import ACTOR_INPUTS, rows_from_view
+from rl_service.rollout.normalization import RunningMeanStd
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
@@ -207,7 +207,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
 
     @abstractmethod
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
-        """Improves the actor; returns what `rl_service.metrics` lists for it."""
+        """Improves the actor; returns what `rl_service.common.metrics` lists for it."""
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
         """Loss of a minibatch, a scalar, for a policy whose actor has an optimiser."""

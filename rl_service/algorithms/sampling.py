@@ -13,10 +13,10 @@ from ray.exceptions import RayError, RayTaskError, UnserializableException
 from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
 
+from rl_service.common.errors import TrainingFailedError
 from rl_service.config.settings import Settings
-from rl_service.envs.failures import FailedEpisode
-from rl_service.errors import TrainingFailedError
 from rl_service.rollout.actors import reason_of
+from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.fleet import Fleet, Worker, all_lost
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import Broadcast, Sampled, VectorRolloutWorker

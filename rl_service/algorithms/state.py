@@ -12,8 +12,8 @@ import torch
 
 from custom_models.configs import LLMPolicyConfig, ModelConfig
 from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
+from rl_service.common.errors import CheckpointError
 from rl_service.config.settings import Settings
-from rl_service.errors import CheckpointError
 
 STATE_FILE = "training_state.pt"
 STATE_FORMAT = 6

@@ -18,7 +18,7 @@ from rl_service.cli.serve import serve
 from rl_service.cli.submit import submit
 from rl_service.cli.train import train
 from rl_service.cli.tune import tune
-from rl_service.errors import (
+from rl_service.common.errors import (
     RLServiceError,
     SettingsError,
     TrainingFailedError,

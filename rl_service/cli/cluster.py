@@ -121,8 +121,8 @@ def show_status(as_json: _Json = False) -> None:
 @cluster.command("down")
 def end() -> None:
     """End the cluster and all that runs on it; running jobs may save their state first."""
+    from rl_service.cluster.jobs import stop_all_local
     from rl_service.cluster.local import end_cluster
-    from rl_service.jobs.control import stop_all_local
 
     with told_if_interrupted("the cluster is up still; jobs that were asked to stop do so"):
         stopped = stop_all_local(lambda message: typer.echo(message, err=True))

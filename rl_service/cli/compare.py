@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.reporting import Comparison
+    from rl_service.tuning.comparison import Comparison
 
 _SHOWN = ("seeds", "env steps", "final return", "best evaluation")  # what fits on a narrow screen
 
@@ -45,7 +45,7 @@ def compare(
     ] = False,
 ) -> None:
     """Draw runs beside each other, mean and min–max band over seeds, and tabulate their returns."""
-    from rl_service.reporting import compare as write_comparison
+    from rl_service.tuning.comparison import compare as write_comparison
 
     comparison = write_comparison(runs, output_dir, metrics=metrics or [])
     for note in comparison.notes:
@@ -62,7 +62,7 @@ def _print_table(comparison: Comparison) -> None:
     from rich.text import Text
 
     from rl_service.cli.figures import short_path
-    from rl_service.reporting.results import HEADINGS
+    from rl_service.tuning.results import HEADINGS
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("group", overflow="fold")

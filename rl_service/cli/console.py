@@ -42,7 +42,7 @@ def told_if_interrupted(how_it_is: str = "nothing was started") -> Iterator[None
     Args:
         how_it_is: after the interruption, unless the KeyboardInterrupt itself says it.
     """
-    from rl_service.runs.signals import interruptible
+    from rl_service.runtime.signals import interruptible
 
     try:
         with interruptible():

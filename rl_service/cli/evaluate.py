@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_service.cli.models import BaseModelOption
-from rl_service.errors import SettingsError
+from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.evaluation import EvaluationResult
     from rl_service.policies import BundledPolicy
+    from rl_service.training.evaluation import EvaluationResult
 
 _POLICY_HELP = "A bundle's folder; NAME, NAME@ALIAS or NAME:VERSION of the registry; or zoo:NAME."
 
@@ -44,8 +44,8 @@ def evaluate(
     """Play episodes with a trained policy, always its most likely action."""
     folder = _one_policy(policy, file_path)
     _check_counts(num_episodes, seed, running_rew_len, max_episode_steps)
-    from rl_service.evaluation import evaluate as play
     from rl_service.policies import load_bundle
+    from rl_service.training.evaluation import evaluate as play
 
     runner = load_bundle(folder, base_model)
     result = play(

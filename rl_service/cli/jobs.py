@@ -11,8 +11,8 @@ import typer
 from rl_service.cli.console import Address
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.jobs.address import Connection
-    from rl_service.jobs.control import Job
+    from rl_service.cluster.address import Connection
+    from rl_service.cluster.jobs import Job
 
 jobs = typer.Typer(
     name="jobs",
@@ -40,8 +40,8 @@ def list_jobs(address: Address = None, as_json: _Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from rl_service.jobs.address import find_cluster
-    from rl_service.jobs.control import list_jobs as jobs_of
+    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.jobs import list_jobs as jobs_of
 
     dashboard = find_cluster(address).dashboard
     found = jobs_of(dashboard)
@@ -68,8 +68,8 @@ def show_status(job: _JobId, address: Address = None, as_json: _Json = False) ->
     from rich.table import Table
     from rich.text import Text
 
-    from rl_service.jobs.address import find_cluster
-    from rl_service.jobs.control import find_job
+    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.jobs import find_job
 
     found = find_job(find_cluster(address).dashboard, job)
     table = Table(box=box.SIMPLE, show_header=False)
@@ -99,8 +99,8 @@ def show_logs(
     address: Address = None,
 ) -> None:
     """Show what a job has printed; with --follow the exit status is the job's, 0 or 1."""
-    from rl_service.jobs.address import find_cluster
-    from rl_service.jobs.control import find_job, read_log
+    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.jobs import find_job, read_log
 
     connection = find_cluster(address)
     found = find_job(connection.dashboard, job)
@@ -113,10 +113,10 @@ def show_logs(
 @jobs.command("stop")
 def stop_job(job: _JobId, address: Address = None, as_json: _Json = False) -> None:
     """Stop a job; a training ends its iteration and saves first. Status 1 if it cannot yet."""
-    from rl_service.jobs.address import find_cluster
-    from rl_service.jobs.control import find_job
-    from rl_service.jobs.control import stop_job as stop
-    from rl_service.runs.signals import interruptible
+    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.jobs import find_job
+    from rl_service.cluster.jobs import stop_job as stop
+    from rl_service.runtime.signals import interruptible
 
     connection = find_cluster(address)
     found = find_job(connection.dashboard, job)
@@ -150,8 +150,8 @@ def _how_to_go_on(job: Job, flag: str) -> str:
 
 def follow_to_end(connection: Connection, job_id: str, *, as_json: bool) -> None:
     """Shows a job's log until it ends; exits with 1 if it did not succeed, 130 if detached."""
-    from rl_service.jobs.control import find_job, follow_log
-    from rl_service.runs.signals import interruptible
+    from rl_service.cluster.jobs import find_job, follow_log
+    from rl_service.runtime.signals import interruptible
 
     found = find_job(connection.dashboard, job_id)
     try:

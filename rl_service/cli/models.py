@@ -43,8 +43,8 @@ def fetch_model(
     from rich.text import Text
 
     from custom_models.model_store import fingerprint
-    from rl_service.base_models import fetch
-    from rl_service.runs import interruptible
+    from rl_service.policies.base_models import fetch
+    from rl_service.runtime.signals import interruptible
 
     console = Console()
     with interruptible(), console.status("") as spinner:  # a spinner shows on a terminal alone
@@ -94,7 +94,7 @@ def list_models(
 def _rows() -> list[dict[str, Any]]:
     """The catalogue, then what else is in the store."""
     from custom_models.model_store import store_folder, stored_names
-    from rl_service.base_models import CATALOGUE
+    from rl_service.policies.base_models import CATALOGUE
 
     store, stored = store_folder(), stored_names()
     known = [

@@ -27,8 +27,8 @@ from rl_service.cli.figures import (
 from rl_service.cli.pace import Pace
 from rl_service.cli.summary import print_summary
 from rl_service.config.settings import Settings
-from rl_service.runs import TrainResult
-from rl_service.runs.progress_file import ProgressFile
+from rl_service.training.observer import TrainResult
+from rl_service.training.progress_file import ProgressFile
 
 _REFRESH_PER_S = 4.0
 _SPARKLINE_WIDTH = 24

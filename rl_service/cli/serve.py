@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_service.cli.models import BaseModelOption
-from rl_service.errors import SettingsError
+from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.serving.security import Tokens
@@ -69,7 +69,7 @@ def serve(
     from rl_service.serving.sources import find_sources
 
     examples = _examples(find_sources(policies, registry, folder))
-    from rl_service.runs.signals import StopRequest, interruptible
+    from rl_service.runtime.signals import StopRequest, interruptible
     from rl_service.serving.server import running_server
 
     with interruptible(), running_server(arguments, host, port) as server, StopRequest() as stop:

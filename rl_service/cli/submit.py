@@ -52,9 +52,9 @@ def submit(
 
     With --follow the exit status is 0 if the job succeeds and 1 if not.
     """
-    from rl_service.jobs.address import find_cluster
-    from rl_service.jobs.submit import Resources
-    from rl_service.jobs.submit import submit as send
+    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.submit import Resources
+    from rl_service.cluster.submit import submit as send
 
     connection = find_cluster(address)
     submitted = send(

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_service.cli.figures import mean_std, short_path, speed
-from rl_service.runs import TrainResult
+from rl_service.training.observer import TrainResult
 
 
 def print_summary(console: Console, result: TrainResult) -> None:

@@ -12,12 +12,13 @@ import typer
 
 from rl_service.cli.console import told_if_interrupted
 from rl_service.cli.models import BaseModelOption
-from rl_service.errors import SettingsError, TrainingFailedError
+from rl_service.common.errors import SettingsError, TrainingFailedError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.config import LoadedSettings
     from rl_service.config.settings import Settings
-    from rl_service.runs import Run, TrainResult
+    from rl_service.training.observer import TrainResult
+    from rl_service.training.run import Run
 
 
 def train(
@@ -131,14 +132,14 @@ def _env_problems(env: str | None) -> list[str]:
     """What is wrong with `--env`, to be told together with what is wrong elsewhere."""
     if not env:
         return []
-    from rl_service.checks import check_env
     from rl_service.config.settings import EnvSettings
+    from rl_service.training.checks import check_env
 
     return check_env(EnvSettings(id=env))
 
 
 def _check(settings: Settings) -> None:
-    from rl_service.checks import check_settings
+    from rl_service.training.checks import check_settings
 
     problems = check_settings(settings)
     if problems:
@@ -146,7 +147,7 @@ def _check(settings: Settings) -> None:
 
 
 def _created(settings: Settings) -> Run:
-    from rl_service.runs import Run
+    from rl_service.training.run import Run
 
     return Run.create(settings, command=sys.argv)
 
@@ -166,9 +167,9 @@ def _refuse_beside_resume(given: dict[str, Any]) -> None:
 def _resumed(
     resume: str, iterations: int | None, overrides: list[str], base_model: str | None
 ) -> tuple[Run, LoadedSettings]:
-    from rl_service.checks import check_folder, check_machine
     from rl_service.config.load import change_settings
-    from rl_service.runs import Run
+    from rl_service.training.checks import check_folder, check_machine
+    from rl_service.training.run import Run
 
     run = Run.open(resume)
     settings, checkpoint = run.settings, run.checkpoints.latest()
@@ -186,22 +187,22 @@ def _resumed(
 def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
     """Trains with the console to ourselves; what the libraries say goes to the run's log."""
     try:
-        from rl_service.runs import captured_output
+        from rl_service.training.capture import captured_output
 
         with captured_output(run.log_path) as (out, _):
             from rl_service.cli.figures import short_path
             from rl_service.cli.progress import build_progress
-            from rl_service.ray_session import ray_session
+            from rl_service.runtime.ray_session import ray_session
 
             settings = loaded.settings
-            modules = ("rl_service.training", f"custom_models.{settings.model.name}")
+            modules = ("rl_service.training.train", f"custom_models.{settings.model.name}")
             with build_progress(out) as observer:
                 # Before Ray starts: if the process dies with it, this says where to look.
                 observer.on_message(f"log: {short_path(run.log_path)}")
                 for note in loaded.notes:
                     observer.on_message(note)
                 with ray_session(settings.resources, load=modules):
-                    from rl_service.training import train as run_training
+                    from rl_service.training.train import train as run_training
 
                     return run_training(settings, observer=observer, run=run)
     except TrainingFailedError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_service.cli.console import told_if_interrupted
-from rl_service.errors import SettingsError
+from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.tuning.load import TuningPlan
@@ -86,7 +86,7 @@ def _opened(
 
 def _run(plan: TuningPlan, experiment: ExperimentStorage, *, resume: bool) -> TuneResult:
     """Tunes with the console to ourselves; what the libraries say goes to the log."""
-    from rl_service.runs import captured_output
+    from rl_service.training.capture import captured_output
     from rl_service.tuning.storage import LOG_FILE
 
     with (

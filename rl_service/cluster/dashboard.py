@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rl_service.config.text import one_line
-from rl_service.errors import ClusterError
+from rl_service.common.errors import ClusterError
+from rl_service.common.text import one_line
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

@@ -24,15 +24,15 @@ from rl_service.cluster.autoscaling import (
 )
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.cluster.state import Autoscaling, LocalCluster, Node
-from rl_service.errors import ClusterError, ResourceError, SettingsError
-from rl_service.machine import (
+from rl_service.common.errors import ClusterError, ResourceError, SettingsError
+from rl_service.runtime.machine import (
     ALL_INTERFACES,
     LOOPBACK,
     available_cpus,
     available_memory_bytes,
     usable_port,
 )
-from rl_service.runs.signals import uninterrupted
+from rl_service.runtime.signals import uninterrupted
 
 _START_TIMEOUT_S = 180.0
 # Short, whatever TMPDIR says: Ray's sockets live below it, and their paths have 107 bytes.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rl_service.cluster.processes import CLUSTER_MARK, NODE_MARK
-from rl_service.errors import ClusterError
-from rl_service.machine import was_too_slow
+from rl_service.common.errors import ClusterError
+from rl_service.runtime.machine import was_too_slow
 
 HEAD = "head"
 STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -96,7 +96,7 @@ def node_environment(
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         STOP_WAIT_VARIABLE: str(STOP_WAIT_S),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # as in `rl_service.ray_session`
+        "RAY_worker_niceness": "0",  # as in `rl_service.runtime.ray_session`
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",  # how old the resources in use may be
     }

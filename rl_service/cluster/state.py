@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rl_service.errors import ClusterError
-from rl_service.files import output_errors, write_atomic
+from rl_service.common.errors import ClusterError
+from rl_service.common.files import output_errors, write_atomic
 
 HOME_VARIABLE = "RL_SERVICE_HOME"
 _TOKEN_BYTES = 32

@@ -11,7 +11,7 @@ from rl_service.cluster.dashboard import Dashboard
 from rl_service.cluster.local import check_is_visible, is_up
 from rl_service.cluster.processes import is_running
 from rl_service.cluster.state import LocalCluster, Node
-from rl_service.errors import ClusterError
+from rl_service.common.errors import ClusterError
 
 
 class NodeStatus(NamedTuple):

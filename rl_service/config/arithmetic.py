@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rl_service.common.text import nearest
 from rl_service.config.algorithms import A2CSettings
 from rl_service.config.elasticity import THROUGHPUT
 from rl_service.config.settings import ResourceSettings, Settings
-from rl_service.config.text import nearest
 
 
 def check_arithmetic(settings: Settings) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from rl_service.config.text import one_line
+from rl_service.common.text import one_line
 
 
 def import_own(name: str) -> ModuleType:

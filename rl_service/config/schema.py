@@ -8,11 +8,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from custom_models.configs import ModelConfig
+from rl_service.common.text import nearest, one_line
 from rl_service.config.algorithms import AlgorithmSettings
 from rl_service.config.aliases import PAPER_MODELS
 from rl_service.config.layers import GROUPS
 from rl_service.config.settings import Settings
-from rl_service.config.text import nearest, one_line
 
 
 def _variants(union: Any) -> dict[str, type[BaseModel]]:

@@ -24,10 +24,10 @@ from custom_models.configs import LLMPolicyConfig, ModelConfig
 from custom_models.critic import Critic
 from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
 from custom_models.nets import ActorCritic, build_actor, build_critic
+from rl_service.common.errors import BundleError
+from rl_service.common.replace import replacing_folder
+from rl_service.common.text import brief
 from rl_service.config.settings import EnvSettings
-from rl_service.config.text import brief
-from rl_service.errors import BundleError
-from rl_service.normalization import ObservationNormalizer
 from rl_service.policies.card import model_card
 from rl_service.policies.files import (
     CARD_FILE,
@@ -38,7 +38,7 @@ from rl_service.policies.files import (
     read_errors,
 )
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
-from rl_service.policies.replace import replacing_folder
+from rl_service.policies.pretrained import check_prompts
 from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import (
     BaseModelSpec,
@@ -51,7 +51,7 @@ from rl_service.policies.spec import (
     read_spec,
     space_spec,
 )
-from rl_service.pretrained import check_prompts
+from rl_service.rollout.normalization import ObservationNormalizer
 
 _ACTOR, _CRITIC = "actor.", "critic."
 

@@ -11,7 +11,7 @@ import torch
 from custom_models.critic import PADDING_SEGMENT, Chunks, Critic
 from custom_models.history import History
 from custom_models.spaces import FloatArray
-from rl_service.normalization import ObservationNormalizer
+from rl_service.rollout.normalization import ObservationNormalizer
 
 
 class CriticRunner:

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-from rl_service.errors import BundleError
+from rl_service.common.errors import BundleError
 
 FORMAT: Final = "rl-service-policy"
 SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"

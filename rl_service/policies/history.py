@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rl_service.errors import RegistryError
+from rl_service.common.errors import RegistryError
 from rl_service.policies.storage import Storage
 
 FORMAT_VERSION: Final = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import rl_service
-from rl_service.config.text import nearest
-from rl_service.errors import BundleError, RegistryError
+from rl_service.common.errors import BundleError, RegistryError
+from rl_service.common.text import nearest
 from rl_service.policies.files import SPEC_FILE
 from rl_service.policies.references import ZOO
 from rl_service.policies.registry import PolicyRegistry

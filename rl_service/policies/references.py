@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rl_service.errors import RegistryError
+from rl_service.common.errors import RegistryError
 
 ZOO = "zoo"
 _MAX_LENGTH = 100

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from rl_service.config.text import nearest
-from rl_service.errors import RegistryError
+from rl_service.common.errors import RegistryError
+from rl_service.common.replace import replacing_folder
+from rl_service.common.text import nearest
 from rl_service.policies.files import bundle_sha256
 from rl_service.policies.history import Aliases, Entry, History, Registered
 from rl_service.policies.references import (
@@ -17,7 +18,6 @@ from rl_service.policies.references import (
     check_name,
     parse_reference,
 )
-from rl_service.policies.replace import replacing_folder
 from rl_service.policies.storage import check_digest, copy_bundle, open_storage
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, mo
 
 from custom_models.configs import ContextLength, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
+from rl_service.common.errors import BundleError
+from rl_service.common.text import brief
 from rl_service.config.group import PositiveInt
 from rl_service.config.settings import EnvSettings
-from rl_service.config.text import brief
-from rl_service.errors import BundleError
-from rl_service.normalization import ObservationNormalizer
 from rl_service.policies.files import (
     FORMAT,
     MAX_NUMBERS,
@@ -30,6 +29,7 @@ from rl_service.policies.files import (
     open_file,
     read_errors,
 )
+from rl_service.rollout.normalization import ObservationNormalizer
 
 FORMAT_VERSION: Final = 1
 _MAX_WEIGHTS_BYTES = 9 * 2**30

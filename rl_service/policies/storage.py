@@ -19,11 +19,11 @@ from typing import Protocol
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from rl_service.config.text import one_line
-from rl_service.errors import BundleError, RegistryError, RLServiceError
-from rl_service.files import sync_to_disk
+from rl_service.common.errors import BundleError, RegistryError, RLServiceError
+from rl_service.common.files import sync_to_disk
+from rl_service.common.replace import swap_in
+from rl_service.common.text import one_line
 from rl_service.policies.files import BUNDLE_FILES, bundle_sha256, is_whole_bundle, open_files
-from rl_service.policies.replace import swap_in
 
 CACHE_FOLDER = "~/.cache/rl-service/policies"
 _WRITING, _COPYING = ".writing-", ".copying-"

@@ -8,7 +8,7 @@ from ray._private.state import actors
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from rl_service.config.text import one_line
+from rl_service.common.text import one_line
 
 _SHOWN_CHARACTERS = 300  # of what Ray says, which may be pages
 _DEATHS = {

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from ray.rllib.utils.filter import Filter
 
-from rl_service.normalization import (
+from rl_service.rollout.normalization import (
     OBSERVATION_CLIP,
     ObservationNormalizer,
     RunningMeanStd,

@@ -25,7 +25,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 
-from rl_service.errors import TrainingFailedError, WorkersLostError
+from rl_service.common.errors import TrainingFailedError, WorkersLostError
 from rl_service.rollout.actors import reason_of
 from rl_service.rollout.starting import BackOff, Spawn, Start, Starts
 

@@ -16,8 +16,8 @@ from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History, RunningHistory
 from custom_models.spaces import ActionSpec
-from rl_service.envs.episodes import SeededEpisodes
-from rl_service.envs.failures import FailedEpisode
+from rl_service.rollout.env_failures import FailedEpisode
+from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import Columns
 from rl_service.rollout.stepping import Array, Stepped, Stepping

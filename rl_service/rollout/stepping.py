@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from custom_models.spaces import ActionSpec
-from rl_service.envs.episodes import SeededEpisodes
-from rl_service.envs.failures import (
+from rl_service.common.errors import TrainingFailedError
+from rl_service.rollout.env_failures import (
     FailedEpisode,
     exception_text,
     not_finite,
     too_many_failures,
 )
-from rl_service.errors import TrainingFailedError
+from rl_service.rollout.episodes import SeededEpisodes
 
 logger = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from custom_models.history import History
 from custom_models.rllib_models import acting_context_length, num_context_steps
 from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import make_env
-from rl_service.envs.episodes import SeededEpisodes
-from rl_service.envs.failures import FailedEpisode
-from rl_service.normalization import RunningMeanStd
-from rl_service.process import prepare_process, seed_process, spare_the_collector
+from rl_service.rollout.env_failures import FailedEpisode
+from rl_service.rollout.envs import make_env
+from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
+from rl_service.rollout.normalization import RunningMeanStd
 from rl_service.rollout.sampler import Acted, VectorSampler
+from rl_service.runtime.process import prepare_process, seed_process, spare_the_collector
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rl_service.errors import RLServiceError
+from rl_service.common.errors import RLServiceError
 from rl_service.serving.errors import RequestError, code_of, error_body
 from rl_service.serving.logs import LOGGER
 from rl_service.serving.metrics import CONTENT_TYPE, ServingMetrics, merged, sessions_page

@@ -20,9 +20,9 @@ from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
 from ray.serve.context import _get_global_client
 
-from rl_service.config.text import one_line
-from rl_service.errors import SettingsError
-from rl_service.process import prepare_process
+from rl_service.common.errors import SettingsError
+from rl_service.common.text import one_line
+from rl_service.runtime.process import prepare_process
 from rl_service.serving.api import Api
 from rl_service.serving.engine import Engine
 from rl_service.serving.limits import Limits

@@ -11,8 +11,8 @@ import numpy as np
 
 from custom_models.history import History
 from custom_models.spaces import FloatArray
-from rl_service.config.text import nearest, one_line
-from rl_service.errors import BundleError, ObservationError, RegistryError
+from rl_service.common.errors import BundleError, ObservationError, RegistryError
+from rl_service.common.text import nearest, one_line
 from rl_service.policies.critic import CriticRunner
 from rl_service.policies.runner import Actions
 from rl_service.serving.errors import RequestError

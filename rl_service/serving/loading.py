@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from custom_models.configs import LLMPolicyConfig
-from rl_service.errors import BundleError
+from rl_service.common.errors import BundleError
 from rl_service.policies.bundle import BundledPolicy, load_bundle
 from rl_service.policies.critic import CriticRunner, critic_of
 from rl_service.serving.batching import Batcher

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from rl_service.config.text import one_line
-from rl_service.errors import BundleError
+from rl_service.common.errors import BundleError
+from rl_service.common.text import one_line
 from rl_service.serving.limits import Limits
 from rl_service.serving.loading import Key, Loaded, Loader, cannot_be_read_now
 from rl_service.serving.logs import LOGGER

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from rl_service.config.text import one_line
+from rl_service.common.text import one_line
 from rl_service.serving.errors import RequestError
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_service.config.text import brief, one_line
-from rl_service.errors import ResourceError, RLServiceError
-from rl_service.machine import LOOPBACK, available_cpus, usable_port
-from rl_service.ray_session import own_sigterm, start_ray
+from rl_service.common.errors import ResourceError, RLServiceError
+from rl_service.common.text import brief, one_line
+from rl_service.runtime.machine import LOOPBACK, available_cpus, usable_port
+from rl_service.runtime.ray_session import own_sigterm, start_ray
 from rl_service.serving import haproxy
 
 _APPLICATION = "rl-service"
@@ -194,7 +194,7 @@ def _set_environment(folder: Path, host: str) -> tuple[tuple[str, ...], bool]:
     last_port = first_port + _PORTS_PER_SERVER - 1
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # see `rl_service.ray_session`
+        "RAY_worker_niceness": "0",  # see `rl_service.runtime.ray_session`
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # One event loop, no thread between it and the policy.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",

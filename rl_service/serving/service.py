@@ -13,7 +13,7 @@ import numpy as np
 
 from custom_models.history import History
 from custom_models.spaces import FloatArray
-from rl_service.errors import ObservationError
+from rl_service.common.errors import ObservationError
 from rl_service.policies.runner import Actions
 from rl_service.serving.engine import Engine
 from rl_service.serving.errors import RequestError

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from rl_service.errors import RegistryError, SettingsError
-from rl_service.files import as_folder_name
+from rl_service.common.errors import RegistryError, SettingsError
+from rl_service.common.files import as_folder_name
 from rl_service.policies.files import BUNDLE_FILES, bundle_sha256, is_whole_bundle
 from rl_service.policies.locate import find_policy
 from rl_service.policies.references import ZOO, Reference, parse_reference

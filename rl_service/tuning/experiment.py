@@ -15,11 +15,11 @@ from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.tune.tune_config import ResumeConfig
 
-from rl_service.config.text import one_line
-from rl_service.errors import RLServiceError, TuningError
-from rl_service.machine import available_gpus
-from rl_service.ray_session import ray_session
-from rl_service.runs import Run
+from rl_service.common.errors import RLServiceError, TuningError
+from rl_service.common.text import one_line
+from rl_service.runtime.machine import available_gpus
+from rl_service.runtime.ray_session import ray_session
+from rl_service.training.run import Run
 from rl_service.tuning.best import BestOfTrials, keep_best
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView, TuneResult, TuningObserver

@@ -13,15 +13,15 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rl_service.checks import check_machine, check_output
+from rl_service.common.errors import SettingsError, TuningError
+from rl_service.common.files import as_folder_name
+from rl_service.common.text import nearest, one_line
 from rl_service.config.layers import Layer
 from rl_service.config.load import load_settings
 from rl_service.config.presets import resolve_settings_file
 from rl_service.config.settings import Settings
-from rl_service.config.text import nearest, one_line
 from rl_service.config.yaml_text import read_yaml_mapping
-from rl_service.errors import SettingsError, TuningError
-from rl_service.files import as_folder_name
+from rl_service.training.checks import check_machine, check_output
 from rl_service.tuning.domains import Domain
 from rl_service.tuning.settings import (
     PLACEMENT_KEYS,

@@ -19,7 +19,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 
-from rl_service.metrics import ENV_STEPS
+from rl_service.common.metrics import ENV_STEPS
 from rl_service.tuning.domains import Coordinate, Domain
 from rl_service.tuning.load import TuningPlan, population_keys
 from rl_service.tuning.settings import (

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl_service.errors import TuningError
+from rl_service.common.errors import TuningError
 from rl_service.tuning.storage import ExperimentStorage
 
 BACKUP_FOLDER = "snapshot"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rl_service.common.errors import SettingsError
 from rl_service.config.layers import GROUPS, Layer
 from rl_service.config.load import checked
 from rl_service.config.schema import VARIANTS
 from rl_service.config.settings import Settings
-from rl_service.errors import SettingsError
 from rl_service.tuning.domains import Coordinate, Domain, Value
 
 Coordinates = dict[str, Coordinate]

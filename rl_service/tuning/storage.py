@@ -17,9 +17,9 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from rl_service.config.text import one_line
-from rl_service.errors import OutputError, SettingsError, TuningError
-from rl_service.files import output_errors
+from rl_service.common.errors import OutputError, SettingsError, TuningError
+from rl_service.common.files import output_errors
+from rl_service.common.text import one_line
 
 PLAN_FILE = "tuning.yaml"
 LOG_FILE = "log.txt"

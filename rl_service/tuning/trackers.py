@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_service.metrics import ENV_STEPS
+from rl_service.common.metrics import ENV_STEPS
 from rl_service.policies.registry import PolicyVersion
-from rl_service.runs import Run
-from rl_service.tracking import Notify, RunStatus, Tracker, build_trackers
+from rl_service.training.run import Run
+from rl_service.training.tracking import Notify, RunStatus, Tracker, build_trackers
 from rl_service.tuning.observer import TrialView
 from rl_service.tuning.settings import SCORE
 from rl_service.tuning.space import SearchSpace

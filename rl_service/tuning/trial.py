@@ -16,12 +16,12 @@ from typing import Any
 from pyarrow.fs import FileSelector
 from ray import tune
 
-from rl_service.best_policy import BestPolicy
+from rl_service.common.errors import EnvError, SettingsError, TrainingFailedError
+from rl_service.common.metrics import ENV_STEPS, NUMERIC, json_row
 from rl_service.config.settings import Settings
-from rl_service.errors import EnvError, SettingsError, TrainingFailedError
-from rl_service.metrics import ENV_STEPS, NUMERIC, json_row
-from rl_service.process import random_state, set_random_state
-from rl_service.trainer import Trainer, evaluation_row
+from rl_service.runtime.process import random_state, set_random_state
+from rl_service.training.best_policy import BestPolicy
+from rl_service.training.trainer import Trainer, evaluation_row
 from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.trackers import TRAINING_PREFIX
@@ -29,7 +29,7 @@ from rl_service.tuning.trackers import TRAINING_PREFIX
 BUNDLE = "best"
 """Folder of a seed's best policy within the seed's folder of a checkpoint."""
 PROGRESS = "progress.jsonl"
-"""Every iteration that led to the state, by the keys of `rl_service.metrics.METRICS`; beside it."""
+"""Every iteration up to the state it lies beside (keys of `rl_service.common.metrics.METRICS`)."""
 SEED_SPACING = 100
 """Between the seeds of a trial, of which each plays final episodes from its seed on."""
 _RESULT = "result.json"

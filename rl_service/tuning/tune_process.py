@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from ray.tune.experiment import Trial
 
-from rl_service.errors import EnvError, SettingsError, TrainingFailedError, WorkersLostError
-from rl_service.runs import StopRequest
+from rl_service.common.errors import EnvError, SettingsError, TrainingFailedError, WorkersLostError
+from rl_service.runtime.signals import StopRequest
 from rl_service.tuning.watch import exception_of
 
 _SNAPSHOT_PERIOD_S = "5"

@@ -15,9 +15,9 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from rl_service.config.text import one_line
-from rl_service.errors import OutputError, TuningError
-from rl_service.metrics import ENV_STEPS
+from rl_service.common.errors import OutputError, TuningError
+from rl_service.common.metrics import ENV_STEPS
+from rl_service.common.text import one_line
 from rl_service.tuning.observer import TrialStatus, TrialView, TuningObserver
 from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.snapshot import back_up

@@ -20,8 +20,8 @@ from rl_service.algorithms.trpo import Solution
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, TRPOSettings
 from rl_service.policies import load_bundle
 from rl_service.rollout.fragments import LOSS_MASK, segment_ids
-from rl_service.runs import Run
-from rl_service.training import train
+from rl_service.training.run import Run
+from rl_service.training.train import train
 from tests.support.small_runs import (
     GPT2,
     MLP,

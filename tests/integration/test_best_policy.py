@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 
 from custom_models.configs import MLPConfig
-from rl_service import training
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
-from rl_service.best_policy import BestPolicy
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import (
     EnvSettings,
@@ -28,10 +26,12 @@ from rl_service.config.settings import (
     StopSettings,
     TrackingSettings,
 )
-from rl_service.evaluation import EvaluationResult
-from rl_service.runs import Run
-from rl_service.trainer import EVALUATION_SEED_OFFSET
-from rl_service.training import train
+from rl_service.training.best_policy import BestPolicy
+from rl_service.training.evaluation import EvaluationResult
+from rl_service.training.run import Run
+from rl_service.training.train import train
+from rl_service.training.train import train as training
+from rl_service.training.trainer import EVALUATION_SEED_OFFSET
 from tests.support.recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("local_ray")

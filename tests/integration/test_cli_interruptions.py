@@ -16,7 +16,7 @@ import pytest
 import ray
 import torch
 
-from rl_service.runs import Run
+from rl_service.training.run import Run
 from tests.conftest import Command
 from tests.support.rays import command_environment
 

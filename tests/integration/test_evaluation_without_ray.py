@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
-from rl_service.evaluation import evaluate
 from rl_service.policies import load_bundle
+from rl_service.training.evaluation import evaluate
 from tests.conftest import WriteTestBundle
 
 SCRIPT = """
@@ -26,7 +26,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocker())
 
-from rl_service.evaluation import evaluate
+from rl_service.training.evaluation import evaluate
 from rl_service.policies.bundle import load_bundle
 
 policy = load_bundle(sys.argv[1])

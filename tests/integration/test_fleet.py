@@ -15,11 +15,11 @@ import ray
 
 from rl_service.algorithms.background import Background
 from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.common.errors import TrainingFailedError, WorkersLostError
 from rl_service.config.settings import EnvSettings, Settings
-from rl_service.errors import TrainingFailedError, WorkersLostError
-from rl_service.runs import Run
-from rl_service.trainer import Trainer
-from rl_service.training import train
+from rl_service.training.run import Run
+from rl_service.training.train import train
+from rl_service.training.trainer import Trainer
 from tests.support import faulty_envs
 from tests.support.rays import worker_pids
 from tests.support.recorder import Recorder

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import ray
 
-from rl_service import capacity
 from rl_service.algorithms.sampling import BatchSampler
+from rl_service.common.errors import WorkersLostError
+from rl_service.common.metrics import ENV_STEPS
 from rl_service.config.settings import ResourceSettings
-from rl_service.errors import WorkersLostError
-from rl_service.metrics import ENV_STEPS
 from rl_service.rollout import fleet as fleet_module
 from rl_service.rollout import starting
 from rl_service.rollout.fleet import Fleet, FleetState
-from rl_service.trainer import Scaling
+from rl_service.runtime import capacity
+from rl_service.training.trainer import Scaling
 from tests.support.plain_workers import FAILS, HANGS, Plain
 from tests.support.small_runs import small_settings
 

@@ -20,17 +20,17 @@ from custom_models.language_model import load_language_model, load_tokenizer
 from custom_models.model_store import STORE_VARIABLE
 from rl_service.algorithms.batch import build_learner_batch, critic_inputs
 from rl_service.algorithms.views import shuffled
-from rl_service.checks import check_settings
 from rl_service.cli.train import _resumed as resumed
+from rl_service.common.errors import BundleError, CheckpointError, ObservationError
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
-from rl_service.errors import BundleError, CheckpointError, ObservationError
 from rl_service.policies import load_bundle
 from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, context_rows, segment_ids
-from rl_service.runs import Run
 from rl_service.serving.loading import _read_bundle
 from rl_service.serving.sources import find_sources
-from rl_service.training import train
+from rl_service.training.checks import check_settings
+from rl_service.training.run import Run
+from rl_service.training.train import train
 from tests.conftest import Command
 from tests.support.base_models import gpt2_tokenizer_folder
 from tests.support.language_models import (
@@ -390,7 +390,7 @@ def test_random_weights_keep_the_sizes_and_are_the_same_everywhere(base_model: P
 
 def test_a_policy_with_context_plays_as_it_was_sampled(build: Any) -> None:
     """Evaluation keeps the history: its inputs are the sampler's, step by step."""
-    from rl_service.evaluation import evaluate
+    from rl_service.training.evaluation import evaluate
 
     settings = small_settings(SMALL, env="CartPole-v1")
     algorithm = build(settings)

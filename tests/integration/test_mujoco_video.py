@@ -12,8 +12,8 @@ from tests.support.videos import frames_of
 
 SCRIPT = """
 import pathlib, sys
-from rl_service.errors import EnvError
-from rl_service.evaluation import evaluate
+from rl_service.common.errors import EnvError
+from rl_service.training.evaluation import evaluate
 from rl_service.policies import load_bundle
 
 policy = load_bundle(sys.argv[1])

@@ -16,8 +16,9 @@ import pytest
 from rl_service.config.settings import Settings
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
-from rl_service.runs import Run, TrainResult
-from rl_service.training import train
+from rl_service.training.observer import TrainResult
+from rl_service.training.run import Run
+from rl_service.training.train import train
 from tests.conftest import Command
 from tests.support.recorder import Recorder
 from tests.support.small_runs import small_settings

@@ -16,9 +16,9 @@ from rl_service.algorithms.config import build_config
 from rl_service.algorithms.ppo import PPO, PPOPolicy
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
-from rl_service.process import seed_process
 from rl_service.rollout.fragments import ACTOR_INPUTS, COLUMNS, segment_ids
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
+from rl_service.runtime.process import seed_process
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

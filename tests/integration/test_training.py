@@ -14,17 +14,17 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.critic import Chunks
 from rl_service.algorithms.registry import build_algorithm
-from rl_service.best_policy import BestPolicy
+from rl_service.common.errors import CheckpointError, TrainingFailedError
 from rl_service.config.settings import (
     ResourceSettings,
 )
-from rl_service.envs.episodes import episode_seed
-from rl_service.errors import CheckpointError, TrainingFailedError
-from rl_service.evaluation import evaluate
 from rl_service.policies import load_bundle
-from rl_service.runs import Run
-from rl_service.trainer import Trainer
-from rl_service.training import train
+from rl_service.rollout.episodes import episode_seed
+from rl_service.training.best_policy import BestPolicy
+from rl_service.training.evaluation import evaluate
+from rl_service.training.run import Run
+from rl_service.training.train import train
+from rl_service.training.trainer import Trainer
 from tests.support.environments import ENVIRONMENTS
 from tests.support.recorder import Recorder
 from tests.support.small_runs import (
@@ -271,7 +271,7 @@ def test_another_number_of_envs_plays_no_episode_again(
         streams.append(stream)
         return episode_seed(*stream)
 
-    monkeypatch.setattr("rl_service.envs.episodes.episode_seed", recorded)
+    monkeypatch.setattr("rl_service.rollout.episodes.episode_seed", recorded)
     settings = small_settings()
     first = build(settings)
     for _ in range(3):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.tracking import weights_and_biases
+from rl_service.training import weights_and_biases
 from tests.support.wandb_runs import curve, offline_runs, records, started, train
 
 

@@ -20,8 +20,8 @@ from rl_service.config.settings import (
     TrackingSettings,
 )
 from rl_service.policies import load_bundle
-from rl_service.runs import Run
-from rl_service.training import train
+from rl_service.training.run import Run
+from rl_service.training.train import train
 from tests.support.rays import own_ray
 from tests.support.recorder import Recorder
 

@@ -15,10 +15,11 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from custom_models.configs import MLPConfig
+from rl_service.common.metrics import METRICS
 from rl_service.config.settings import EnvSettings, Settings, TrackingSettings
-from rl_service.metrics import METRICS
-from rl_service.runs import Run
-from rl_service.tracking import Tracker, build_trackers, ray_metrics
+from rl_service.training import ray_metrics
+from rl_service.training.run import Run
+from rl_service.training.tracking import Tracker, build_trackers
 from tests.support.rays import own_ray
 
 BOARD = Path(__file__).parents[2] / "deploy" / "grafana-training.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.diagnosis import _ray
+from rl_service.cli.doctor import _ray
 
 ROOT = Path(__file__).parents[2]
 # Ray's own clock jumps while a node starts, so that Ray itself gives the node up.
@@ -34,7 +34,7 @@ node.time = clock
 """
 START = """
 import psutil, ray
-from rl_service.ray_session import own_sigterm, start_ray
+from rl_service.runtime.ray_session import own_sigterm, start_ray
 
 with own_sigterm():
     start_ray(num_cpus=1, include_dashboard=False)

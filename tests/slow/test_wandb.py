@@ -28,8 +28,8 @@ import sys
 from pathlib import Path
 from rl_service.config.settings import Settings, TrackingSettings
 from rl_service.policies.registry import PolicyRegistry
-from rl_service.runs import Run
-from rl_service.tracking import build_trackers
+from rl_service.training.run import Run
+from rl_service.training.tracking import build_trackers
 
 output_dir, bundle = sys.argv[1:]
 version = PolicyRegistry(output_dir + "/registry").register(Path(bundle), "pendulum-v1-mlp-ppo")

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from custom_models.model_store import STORE_VARIABLE
-from rl_service.base_models import fetch
+from rl_service.policies.base_models import fetch
 
 SHARED_STORE = Path(tempfile.gettempdir()) / f"rl-service-test-models-{os.getuid()}"
 

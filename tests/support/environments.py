@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import make_env
+from rl_service.rollout.envs import make_env
 
 ENVIRONMENTS = (
     "CartPole-v1",

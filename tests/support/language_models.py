@@ -6,8 +6,8 @@ from pathlib import Path
 
 from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig
 from rl_service.config.algorithms import OnPolicySettings, TRPOSettings
-from rl_service.runs import Run
-from rl_service.training import train
+from rl_service.training.run import Run
+from rl_service.training.train import train
 from tests.support.recorder import Recorder
 from tests.support.small_runs import small_settings
 

@@ -15,7 +15,7 @@ import ray
 from ray._private.state import actors
 
 from rl_service.cluster.processes import command_line
-from rl_service.forkserver import py_executable
+from rl_service.runtime.forkserver import py_executable
 
 WORKERS = {"py_executable": py_executable()}
 """Runtime environment of the session's workers: what they import is imported once."""

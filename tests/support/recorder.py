@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_service.runs import TrainResult
+from rl_service.training.observer import TrainResult
 
 
 class Recorder:

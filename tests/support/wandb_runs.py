@@ -19,8 +19,9 @@ TRAIN = """
 import sys
 from pathlib import Path
 from rl_service.config.settings import Settings, TrackingSettings
-from rl_service.runs import Run
-from rl_service.tracking import build_trackers, weights_and_biases
+from rl_service.training.run import Run
+from rl_service.training.tracking import build_trackers
+from rl_service.training import weights_and_biases
 
 weights_and_biases._INIT_TIMEOUT_S = 3.0
 tracking = TrackingSettings(output_dir=sys.argv[1], tensorboard=False, wandb_project="tests")

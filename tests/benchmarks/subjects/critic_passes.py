@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from rl_service.process import prepare_process
+from rl_service.runtime.process import prepare_process
 from tests.benchmarks.nets import (
     CONTEXT_LENGTH,
     NUM_ACTIONS,

@@ -8,8 +8,8 @@ import signal
 from contextlib import ExitStack
 from typing import Any
 
-from rl_service.ray_session import ray_session
-from rl_service.trainer import Trainer
+from rl_service.runtime.ray_session import ray_session
+from rl_service.training.trainer import Trainer
 from tests.benchmarks.subjects.settings import Variant, benchmark_settings
 from tests.support.rays import worker_pids
 

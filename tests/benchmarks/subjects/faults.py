@@ -21,10 +21,10 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from rl_service.config.settings import Settings
-from rl_service.forkserver import py_executable
-from rl_service.ray_session import ray_session
-from rl_service.runs.progress_file import ProgressFile
-from rl_service.trainer import Trainer
+from rl_service.runtime.forkserver import py_executable
+from rl_service.runtime.ray_session import ray_session
+from rl_service.training.progress_file import ProgressFile
+from rl_service.training.trainer import Trainer
 from tests.support import faulty_envs
 from tests.support.rays import worker_pids
 

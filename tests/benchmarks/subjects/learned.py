@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rl_service.evaluation import evaluate
 from rl_service.policies.runner import PolicyRunner
+from rl_service.training.evaluation import evaluate
 from tests.benchmarks.subjects.trainings import Trainings
 
 

@@ -12,9 +12,9 @@ from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, concat_samples
 
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import Settings
-from rl_service.ray_session import ray_session
 from rl_service.rollout.fragments import LOSS_MASK
-from rl_service.trainer import Trainer
+from rl_service.runtime.ray_session import ray_session
+from rl_service.training.trainer import Trainer
 from tests.benchmarks.subjects.settings import Variant, benchmark_settings
 
 _ROW_TIMES = ("iteration_time_s", "sample_time_s", "learn_time_s", "learn_actor_time_s")

@@ -13,8 +13,8 @@ import ray
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.registry import build_algorithm
 from rl_service.config.settings import EnvSettings
-from rl_service.envs import make_env
-from rl_service.ray_session import ray_session
+from rl_service.rollout.envs import make_env
+from rl_service.runtime.ray_session import ray_session
 from tests.benchmarks.subjects.settings import benchmark_settings
 
 

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rl_service.ray_session import ray_session
-from rl_service.trainer import Trainer
+from rl_service.runtime.ray_session import ray_session
+from rl_service.training.trainer import Trainer
 from tests.benchmarks.subjects.settings import benchmark_settings
 from tests.support.rays import worker_pids
 

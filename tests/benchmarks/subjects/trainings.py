@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 
 from rl_service.algorithms.registry import build_algorithm
-from rl_service.ray_session import ray_session
+from rl_service.runtime.ray_session import ray_session
 from tests.benchmarks.subjects.settings import Variant, benchmark_settings
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rl_service.runs.progress_file import ProgressFile
+from rl_service.training.progress_file import ProgressFile
 from tests.support.clusters import UserCluster, wait_for
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from rl_service.cluster.processes import marked_processes
-from rl_service.machine import ALL_INTERFACES, usable_port
-from rl_service.runs import Run
+from rl_service.runtime.machine import ALL_INTERFACES, usable_port
+from rl_service.training.run import Run
 from tests.support.clusters import (
     LONG,
     ROOT,

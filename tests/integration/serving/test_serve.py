@@ -24,13 +24,13 @@ from custom_models.configs import LLMPolicyConfig
 from custom_models.history import RunningHistory
 from docs.examples.play_over_http import play
 from rl_service.cluster.processes import command_line
+from rl_service.common.errors import BundleError
 from rl_service.config.settings import EnvSettings
-from rl_service.envs.make import make_env
-from rl_service.errors import BundleError
-from rl_service.evaluation import evaluate
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
+from rl_service.rollout.envs import make_env
 from rl_service.serving.client import AsyncPolicyClient, PolicyServiceError
+from rl_service.training.evaluation import evaluate
 from tests.conftest import WriteTestBundle
 from tests.support.services import TOKEN, Running, Start, descendants, wait_until
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rl_service.common.errors import CheckpointError
 from rl_service.config import load_settings
-from rl_service.errors import CheckpointError
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
-from rl_service.runs import Run
+from rl_service.training.run import Run
 from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.load import new_experiment
 from tests.support.tuning import NAME, Watcher, run_plan, small_plan

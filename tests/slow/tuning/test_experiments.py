@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rl_service.errors import TuningError
+from rl_service.common.errors import TuningError
 from rl_service.tuning import experiment as drawing
 from rl_service.tuning.experiment import tune_experiment
 from rl_service.tuning.load import TuningPlan, new_experiment

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_service.cli.app import main
+from rl_service.cluster import jobs as control
 from rl_service.cluster import local
-from rl_service.jobs import control
 
 
 def interrupt(*_: object, **__: object) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from rl_service.cli.progress import PlainProgress, RichProgress, build_progress
 from rl_service.config.settings import Settings
-from rl_service.runs import TrainResult
+from rl_service.training.observer import TrainResult
 
 RUN = "runs/experiment/20260101-000000-abc"
 BUNDLE = "checkpoints/gpt2_critic/LunarLander-v3/0123456789"

@@ -13,7 +13,7 @@ import pytest
 
 from rl_service.cluster import dashboard as dashboard_module
 from rl_service.cluster.dashboard import Dashboard, Versions
-from rl_service.errors import ClusterError
+from rl_service.common.errors import ClusterError
 from tests.support.http_server import serving
 
 TOKEN = "right"

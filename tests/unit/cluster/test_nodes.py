@@ -20,9 +20,9 @@ from rl_service.cluster.local import end_cluster, start_cluster
 from rl_service.cluster.processes import CLUSTER_MARK
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.cluster.status import cluster_status
-from rl_service.errors import ClusterError, SettingsError
-from rl_service.machine import LOOPBACK, usable_port
-from rl_service.runs.signals import interruptible
+from rl_service.common.errors import ClusterError, SettingsError
+from rl_service.runtime.machine import LOOPBACK, usable_port
+from rl_service.runtime.signals import interruptible
 
 TOKEN_PATH = Path("/home/me/.rl-service/cluster.token")
 

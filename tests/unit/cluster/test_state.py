@@ -9,7 +9,7 @@ import pytest
 
 from rl_service.cluster import state
 from rl_service.cluster.state import LocalCluster, Node
-from rl_service.errors import ClusterError, OutputError
+from rl_service.common.errors import ClusterError, OutputError
 
 CLUSTER = LocalCluster(
     id="0123",

@@ -25,8 +25,8 @@ from custom_models.configs import (
 from custom_models.critic import Chunks
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
+from rl_service.common.errors import BundleError, OutputError
 from rl_service.config.settings import EnvSettings
-from rl_service.errors import BundleError, OutputError
 from rl_service.policies import load_bundle, write_bundle
 from rl_service.policies.bundle import read_critic
 from tests.conftest import WriteTestBundle

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from rl_service.errors import BundleError
+from rl_service.common.errors import BundleError
 from rl_service.policies import load_bundle
 from tests.conftest import WriteTestBundle
 from tests.support.bundles import edit_spec, replace_weights

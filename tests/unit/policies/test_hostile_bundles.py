@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, ModelConfig
-from rl_service.errors import BundleError
+from rl_service.common.errors import BundleError
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.sources import FolderSource

@@ -14,8 +14,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rl_service.errors import BundleError, OutputError, RegistryError
-from rl_service.policies import load_bundle, replace
+from rl_service.common import replace
+from rl_service.common.errors import BundleError, OutputError, RegistryError
+from rl_service.policies import load_bundle
 from rl_service.policies.files import bundle_sha256
 from rl_service.policies.locate import ZOO_FOLDER
 from rl_service.policies.registry import PolicyRegistry, PolicyVersion

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.examples.scaling_policy import by_schedule
+from rl_service.common.errors import SettingsError
 from rl_service.config.settings import ResourceSettings
-from rl_service.errors import SettingsError
 from rl_service.rollout.autoscaler import Autoscaler, check_policy
 from rl_service.rollout.load import Load
 from tests.support.scaling import STEADY

@@ -15,9 +15,9 @@ from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History
 from custom_models.spaces import ActionSpec
-from rl_service.envs.episodes import SeededEpisodes, episode_seed
-from rl_service.envs.failures import FailedEpisode
-from rl_service.errors import TrainingFailedError
+from rl_service.common.errors import TrainingFailedError
+from rl_service.rollout.env_failures import FailedEpisode
+from rl_service.rollout.episodes import SeededEpisodes, episode_seed
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns
 from rl_service.rollout.sampler import Acted, VectorSampler

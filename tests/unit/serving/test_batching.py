@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_service.errors import ObservationError
+from rl_service.common.errors import ObservationError
 from rl_service.policies import load_bundle
 from rl_service.serving.batching import Batcher
 from tests.conftest import WriteTestBundle

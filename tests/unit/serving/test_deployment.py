@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_service.errors import SettingsError
+from rl_service.common.errors import SettingsError
 from rl_service.serving.deployment import build_app
 from rl_service.serving.metrics import ServingMetrics
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_service.errors import BundleError
+from rl_service.common.errors import BundleError
 from rl_service.serving import rollouts
 from rl_service.serving.engine import Engine
 from rl_service.serving.errors import RequestError

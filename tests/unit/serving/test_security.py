@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.errors import SettingsError
+from rl_service.common.errors import SettingsError
 from rl_service.serving import security
 from rl_service.serving.security import Tokens, check_bind, is_loopback, parse_tokens
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_service.errors import RegistryError
+from rl_service.common.errors import RegistryError
 from rl_service.policies import load_bundle
 from rl_service.policies.files import bundle_sha256
 from rl_service.serving.engine import Engine

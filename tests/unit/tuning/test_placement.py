@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from rl_service.errors import ResourceError
+from rl_service.common.errors import ResourceError
 from rl_service.tuning.resources import TrialResources, check_placement, trial_bundles
 from rl_service.tuning.space import SearchSpace
 from tests.support.tuning import small_plan

@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError, TaskUnschedulableError
 
-from rl_service.errors import OutputError, ResourceError
+from rl_service.common.errors import OutputError, ResourceError
 from rl_service.tuning import resources
 from rl_service.tuning.resources import check_shared
 from rl_service.tuning.storage import ExperimentStorage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.errors import TuningError
+from rl_service.common.errors import TuningError
 from rl_service.tuning.snapshot import back_up, saved_trials
 from rl_service.tuning.storage import ExperimentStorage
 

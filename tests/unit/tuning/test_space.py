@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
+from rl_service.common.errors import SettingsError
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import Settings
-from rl_service.errors import SettingsError
 from rl_service.tuning.domains import Domain
 from rl_service.tuning.space import SearchSpace, check_point, check_space
 

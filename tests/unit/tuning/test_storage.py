@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rl_service.errors import OutputError, SettingsError, TuningError
+from rl_service.common.errors import OutputError, SettingsError, TuningError
 from rl_service.tuning.storage import PLAN_FILE, ExperimentStorage
 
 

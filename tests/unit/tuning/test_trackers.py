@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_service.metrics import ENV_STEPS
+from rl_service.common.metrics import ENV_STEPS
 from rl_service.tuning import trackers as trackers_module
 from rl_service.tuning.observer import TrialView
 from rl_service.tuning.settings import SCORE

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler
 
-from rl_service.errors import OutputError, TrainingFailedError
+from rl_service.common.errors import OutputError, TrainingFailedError
 from rl_service.tuning import watch as watch_module
 from rl_service.tuning.storage import ExperimentStorage
 from rl_service.tuning.trackers import TrialTrackers

@@ -1,0 +1,1 @@
+"""What every other package may import: errors, words, metrics, files and storage."""

@@ -1,1 +1,0 @@
-"""Trainings as jobs of a Ray cluster: submitted, followed, stopped."""

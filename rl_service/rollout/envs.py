@@ -1,0 +1,255 @@
+"""Makes environments from settings: gymnasium ids, and `module:Class` for one's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from custom_models.spaces import ActionSpec, FloatArray, observation_size
+from rl_service.common.errors import EnvError
+from rl_service.common.text import nearest, one_line
+from rl_service.config.aliases import resolve_env_id
+from rl_service.config.own_modules import callables_of, import_own
+from rl_service.config.settings import EnvSettings
+from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space
+
+AnyEnv = gym.Env[Any, Any]
+
+_INTERFACE = (
+    "reset(seed=, options=) must return (observation, info), and step(action) (observation, "
+    "reward, terminated, truncated, info), as in gymnasium 1"
+)
+log = logging.getLogger(__name__)
+
+
+def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
+    """Makes an environment as the nets read it.
+
+    Args:
+        env: Settings; an id that gymnasium has dropped leads to its successor.
+        render_mode: gymnasium's; None draws nothing.
+
+    Returns:
+        An environment with float32 observations (O,), cut off after `env.max_episode_steps`.
+
+    Raises:
+        EnvError: if it is unknown, cannot be made, or has spaces that the nets cannot read.
+    """
+    env_id, _ = resolve_env_id(env.id)
+    made = _construct(env_id, env, render_mode)
+    try:
+        ActionSpec.from_space(made.action_space)
+        return made if is_flat(made.observation_space) else FlatObservation(made)
+    except TypeError as error:
+        made.close()
+        raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
+
+
+def raw_observation_space(env: AnyEnv) -> gym.spaces.Box:
+    """What an environment of `make_env` observes before it is flattened, in float32."""
+    space = env.raw_space if isinstance(env, FlatObservation) else env.observation_space
+    assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
+    return space
+
+
+def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
+    """Resets an environment and takes one step in it, as training will do many times.
+
+    Returns:
+        Its observation space (flat float32) and its action space.
+
+    Raises:
+        EnvError: as `make_env`, or if it does not keep to gymnasium's interface or its own spaces.
+    """
+    with closing(make_env(env)) as made:
+        space = made.observation_space
+        assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
+        [action] = ActionSpec.from_space(made.action_space).middle
+        where = "reset(seed=0)"
+        try:
+            obs, _ = made.reset(seed=0)
+            error = outside_space(obs, space)
+            if error is None:
+                where = "its first step"
+                obs, reward, _, _, _ = made.step(action)
+                error = outside_space(obs, space) or not_a_number(reward)
+        except Exception as raised:  # an environment may raise anything
+            error = exception_text(raised)
+        if error is None:
+            return space, made.action_space
+    raise EnvError(f"environment {env.id} cannot be used: {where}: {error}; {_INTERFACE}")
+
+
+def _construct(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:
+    factory = _own_factory(env_id) if ":" in env_id else None
+    if factory is None:
+        _check_known(env_id)
+    try:
+        if factory is not None:
+            return _from_factory(factory, env, render_mode)
+        return _from_registry(env_id, env, render_mode)
+    except Exception as error:  # an environment's constructor may raise anything
+        raise EnvError(
+            f"environment {env_id} cannot be made: {one_line(error) or type(error).__name__}; "
+            f"check env.kwargs and what the environment needs installed"
+        ) from error
+
+
+def _from_registry(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:
+    entry_point = getattr(gym.registry.get(env_id), "entry_point", None)
+    if "mujoco" in str(entry_point):
+        log_mujoco_warnings()
+    with without_version_hints():
+        made = gym.make(
+            env_id,
+            max_episode_steps=env.max_episode_steps,
+            disable_env_checker=True,
+            render_mode=render_mode,
+            **env.kwargs,
+        )
+    return FreshWorld(made) if "BipedalWalker" in type(made.unwrapped).__name__ else made
+
+
+def _from_factory(
+    factory: Callable[..., AnyEnv], env: EnvSettings, render_mode: str | None
+) -> AnyEnv:
+    render = {} if render_mode is None else {"render_mode": render_mode}
+    made = factory(**env.kwargs, **render)
+    if not isinstance(made, gym.Env):
+        raise TypeError(f"it returned {type(made).__name__}, not a gymnasium.Env")
+    if env.max_episode_steps is None:
+        return made
+    return gym.wrappers.TimeLimit(made, env.max_episode_steps)
+
+
+def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:
+    """The class or function that `module:name` points to.
+
+    None if the module has no such name but registers an environment of that id in gymnasium.
+    """
+    module_name, _, attribute = env_id.partition(":")
+    try:
+        module = import_own(module_name)
+    except ValueError as error:
+        raise EnvError(f"environment {env_id} cannot be made: {error}") from error
+    factory = getattr(module, attribute, None)
+    if callable(factory):
+        if _makes_envs(factory):
+            return factory  # type: ignore[no-any-return]
+        raise EnvError(
+            f"environment {env_id} is none: {attribute} is neither a class derived from "
+            f"gymnasium.Env nor a function annotated to return one (`-> gymnasium.Env`)"
+        )
+    if attribute in gym.registry:
+        return None
+    raise EnvError(
+        f"environment {env_id} is unknown: module {module_name} has no callable {attribute}"
+        f"{_hint(attribute, callables_of(module))}"
+    )
+
+
+def _makes_envs(factory: Callable[..., Any]) -> bool:
+    """Whether a callable says that it makes environments.
+
+    The name may come from someone else's policy bundle, and calling whatever it points to
+    (`subprocess:run`) would let a bundle run any program.
+    """
+    if isinstance(factory, type):
+        return issubclass(factory, gym.Env)
+    try:
+        returned = typing.get_type_hints(factory).get("return")
+    except (NameError, TypeError):  # an annotation for type checkers alone
+        return False
+    returned = typing.get_origin(returned) or returned
+    return isinstance(returned, type) and issubclass(returned, gym.Env)
+
+
+def _check_known(env_id: str) -> None:
+    name = env_id.rpartition(":")[2]
+    if name in gym.registry:
+        return
+    hint = _hint(name, gym.registry) or "; give a gymnasium id or module:Class"
+    raise EnvError(f"environment {env_id} is unknown{hint}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+@contextmanager
+def without_version_hints() -> Iterator[None]:
+    """Silences gymnasium's hint that an environment has a later version."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
+        yield
+
+
+def log_mujoco_warnings() -> None:
+    """Sends MuJoCo's warnings to Python's log, and to no file in the current folder."""
+    if importlib.util.find_spec("mujoco") is None:
+        return
+    import mujoco  # type: ignore[import-untyped]  # slow to load, and only some envs need it
+
+    mujoco.set_mju_user_warning(lambda text: log.info("MuJoCo: %s", text))
+
+
+class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]]):
+    """Flattens Box observations of any shape and number type to one float32 vector (O,).
+
+    `raw_space` is the space before, of its own shape and in float32.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        """Wraps an environment.
+
+        Raises:
+            TypeError: if the observation space is none that the nets can read.
+        """
+        super().__init__(env)
+        space = env.observation_space
+        size = observation_size(space)
+        assert isinstance(space, gym.spaces.Box)  # observation_size has refused all others
+        with np.errstate(over="ignore"):  # float64's largest number stands for "no bound"
+            low = np.broadcast_to(space.low, space.shape).astype(np.float32)
+            high = np.broadcast_to(space.high, space.shape).astype(np.float32)
+        self.raw_space = gym.spaces.Box(low, high, dtype=np.float32)
+        self.observation_space = gym.spaces.Box(
+            low.reshape(size), high.reshape(size), dtype=np.float32
+        )
+
+    def observation(self, observation: npt.NDArray[Any]) -> FloatArray:
+        """Returns the observation as float32 (O,)."""
+        return np.asarray(observation, dtype=np.float32).reshape(-1)
+
+
+class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives `BipedalWalker` a new physics world for every episode.
+
+    It keeps one for life, so that what a seed leads to depends on all episodes before it; the
+    other Box2D environments make a new one in each reset.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        import Box2D  # type: ignore[import-untyped]  # only this environment needs it
+
+        walker: Any = self.unwrapped
+        walker._destroy()
+        walker.world = Box2D.b2World()
+        return self.env.reset(seed=seed, options=options)
+
+
+def is_flat(space: gym.Space[Any]) -> bool:
+    """Whether observations of a space are float32 vectors already."""
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1

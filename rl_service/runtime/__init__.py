@@ -1,0 +1,1 @@
+"""Ray for the length of a run, the machine, processes and signals."""

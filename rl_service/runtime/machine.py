@@ -1,0 +1,104 @@
+"""What this machine offers: CPUs, GPUs, memory and ports, and why Ray may not start on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from rl_service.common.errors import SettingsError
+from rl_service.config.settings import ResourceSettings
+
+_CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_MEMINFO = Path("/proc/meminfo")
+LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use: its affinity, and the quota of its container if lower."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cpus or 1, _cgroup_cpus() or cpus or 1))
+
+
+def available_gpus() -> int:
+    """CUDA devices that torch sees."""
+    import torch  # takes seconds, and only asked for when a run wants a GPU
+
+    return torch.cuda.device_count()
+
+
+def missing_cpus(
+    resources: ResourceSettings, cpus: float, *, there: str, remedy: str
+) -> str | None:
+    """Why the rollout workers do not fit, in one line; None if they do.
+
+    Args:
+        resources: the workers asked for.
+        cpus: how many CPUs there are.
+        there: says where they are and how many.
+        remedy: what else to do than to ask for fewer workers.
+    """
+    workers, each = resources.num_workers_to_begin_with, resources.num_cpus_per_env_runner
+    if workers * each <= cpus:
+        return None
+    fitting = int(cpus / each)
+    key = "min_env_runners" if resources.is_elastic else "num_env_runners"
+    return (
+        f"resources.{key}={workers} with {each:g} CPU each need {workers * each:g} "
+        f"CPUs, and {there}; use at most {fitting} "
+        f"(resources.{key}={fitting}) or {remedy}"
+    )
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new processes can take; None where the system does not tell."""
+    try:
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kilobytes) * 1024 if kilobytes else None
+
+
+def _cgroup_cpus() -> int | None:
+    try:
+        quota, period = _CGROUP_CPU_MAX.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def was_too_slow(said: str) -> bool:
+    """Whether Ray gave a node up since it took too long, from what Ray said."""
+    return "node timed out during startup" in said
+
+
+def ray_remedy(problem: str) -> str:
+    """What helps against what Ray says when it does not start."""
+    folder = Path.home() / ".ray"
+    if str(folder) in problem:
+        return f"Ray keeps a token there: make {folder} writable, or set HOME to a folder that is"
+    return "free memory, CPUs and room in /tmp, and try again"
+
+
+def usable_port(flag: str, port: int, host: str) -> int:
+    """The port, or a free one for 0.
+
+    Args:
+        flag: that the port was given with.
+        port: 0 takes a free one.
+        host: address that will be bound to.
+
+    Raises:
+        SettingsError: if somebody has the port, or the host is none of this machine's.
+    """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise SettingsError(
+            f"{flag} {port} cannot be used: {(error.strerror or str(error)).lower()}; give another "
+            f"port, or 0 for any free one"
+        ) from error

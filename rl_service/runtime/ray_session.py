@@ -1,0 +1,224 @@
+"""Ray for the length of a run: the cluster that is there, or a local one of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+import signal
+import socket
+import stat
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.node import Node
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+
+from rl_service.common.errors import ResourceError
+from rl_service.common.text import brief
+from rl_service.config.settings import ResourceSettings
+from rl_service.runtime.capacity import OWN_RAY, coming_cpus, cpus_now
+from rl_service.runtime.forkserver import py_executable
+from rl_service.runtime.machine import missing_cpus, ray_remedy, was_too_slow
+
+_ANSWER_TIMEOUT_S = 10.0
+_WITH_OWN_PYTHON = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}
+"""Keys of the runtime environment of a job whose workers run in a Python of its own."""
+
+
+@contextmanager
+def ray_session(
+    resources: ResourceSettings, *, num_gpus: int | None = None, load: Sequence[str] = ()
+) -> Iterator[None]:
+    """Connects to the cluster in `RAY_ADDRESS`, or starts Ray in this machine's processes.
+
+    A Ray that is already connected (a Tune trial, a job, a test) is used and left alone.
+
+    Args:
+        resources: of the training.
+        num_gpus: that a Ray of its own has; None: as many as the training takes.
+        load: modules that are needed next; they are imported while Ray starts.
+
+    Raises:
+        ResourceError: if no Ray answers or starts, or the cluster has too few CPUs.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray starts workers at niceness 15: beside any other busy process they would starve, and the
+    # learner waits for the slowest of them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray's own warning about zero GPUs changes nothing here and would fill the log.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Workers that Ray starts in advance are not forked, so no actor of ours would get one.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    runtime_env = _runtime_env()
+    try:
+        with _loading(load), own_sigterm():
+            if address:
+                _connect(address, runtime_env)
+                _check_cpus(resources, address)
+            else:
+                gpus = resources.num_gpus if num_gpus is None else num_gpus
+                start_ray(num_gpus=gpus, include_dashboard=False, runtime_env=runtime_env)
+            if runtime_env and resources.num_env_runners:
+                # Its worker brings the fork server, which then loads while this process does.
+                ray.remote(num_cpus=0)(_nothing).remote()
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _loading(modules: Sequence[str]) -> Iterator[None]:
+    """Imports in another thread until the end of the block; its errors come when they are used."""
+
+    def load() -> None:
+        with suppress(Exception):
+            for module in modules:
+                importlib.import_module(module)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _connect(address: str, runtime_env: dict[str, str]) -> None:
+    remedy = "start that cluster, or unset RAY_ADDRESS to train on this machine"
+    if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray itself would not say so
+        remedy += "; if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+    try:
+        _knock(address)
+        ray.init(runtime_env=runtime_env)
+    except Exception as error:  # Ray raises what it likes; all of it means the same here
+        raise ResourceError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({brief(error, 200)}); {remedy}"
+        ) from error
+
+
+def _runtime_env() -> dict[str, str]:
+    """Of all workers that this process starts, and of those that they start."""
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
+    if _WITH_OWN_PYTHON & (job.get("runtime_env") or {}).keys():
+        return {}
+    return {"py_executable": py_executable()}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody listens there; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_TIMEOUT_S).close()
+
+
+def start_ray(**arguments: Any) -> None:
+    """Starts a Ray of our own with `ray.init`; once more if its node was too slow to start.
+
+    Args:
+        arguments: of `ray.init`, besides the address.
+
+    Raises:
+        ResourceError: if it does not start.
+    """
+    protect_token()
+    os.environ[OWN_RAY] = "1"
+    try:
+        try:
+            ray.init(address="local", **arguments)
+        except Exception as error:
+            if not was_too_slow(str(error)):
+                raise
+            _end_half_started(error)
+            ray.init(address="local", **arguments)
+    except Exception as error:  # time-outs of its processes, of many types
+        raise ResourceError(
+            f"Ray did not start on this machine ({brief(error, 200)}); "
+            f"{ray_remedy(str(error))}, or ask rl-service doctor"
+        ) from error
+
+
+def protect_token() -> None:
+    """Keeps Ray's token to its owner: who reads it can run code as that user.
+
+    Ray itself writes a new one for all to read. To be called before Ray starts.
+
+    Raises:
+        ResourceError: if the folder of the token cannot be written.
+    """
+    given = any(os.environ.get(f"RAY_AUTH_TOKEN{suffix}") for suffix in ("", "_PATH"))
+    if given or os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _close_to_others(path.parent)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+        _close_to_others(path)
+    except OSError as error:
+        raise ResourceError(
+            f"Ray's token cannot be kept ({(error.strerror or str(error)).lower()}: {path}); "
+            f"{ray_remedy(str(path))}"
+        ) from error
+
+
+def _close_to_others(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        path.chmod(mode & 0o700)
+
+
+def _end_half_started(error: Exception) -> None:
+    """Ends the processes of a node that did not start; Ray leaves them until we exit.
+
+    Nobody but the error knows that node.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=True)
+            return
+
+
+def _check_cpus(resources: ResourceSettings, address: str) -> None:
+    """Ray would wait for missing CPUs for ever."""
+    coming = coming_cpus()
+    if coming is None and resources.is_elastic:
+        return  # its autoscaler may bring nodes
+    cpus = cpus_now() + (coming or 0.0)
+    there = f"the cluster at RAY_ADDRESS={address} has {cpus:g}"
+    problem = missing_cpus(resources, cpus, there=there, remedy="add nodes")
+    if problem:
+        raise ResourceError(problem)
+
+
+@contextmanager
+def own_sigterm() -> Iterator[None]:
+    """Undoes what `ray.init` does to SIGTERM: there it ends the process with a status of Ray's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGTERM, before)

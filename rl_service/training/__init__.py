@@ -1,0 +1,1 @@
+"""One training: the trainer, the run on disk, evaluation, the best policy, tracking."""

@@ -1,0 +1,114 @@
+"""Checks of settings against the machine, before a run writes or starts anything."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from custom_models.configs import LLMPolicyConfig
+from custom_models.spaces import ActionSpec, observation_size
+from rl_service.common.errors import EnvError, RegistryError
+from rl_service.config.arithmetic import check_arithmetic
+from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
+from rl_service.policies.pretrained import check_pretrained, check_prompts
+from rl_service.policies.registry import PolicyRegistry
+from rl_service.policies.spec import problems_of_bundles
+from rl_service.rollout.autoscaler import check_policy
+from rl_service.rollout.envs import try_env
+from rl_service.runtime.machine import available_cpus, available_gpus, missing_cpus
+
+
+def check_settings(settings: Settings) -> list[str]:
+    """All reasons for which a run with these settings cannot work here, one line each.
+
+    Makes the environment, resets it and takes one step. Where `RAY_ADDRESS` points to a cluster,
+    that cluster decides about CPUs and GPUs.
+    """
+    problems = [*check_arithmetic(settings), *check_machine(settings)]
+    return [*problems, *check_output(Path(settings.tracking.output_dir))]
+
+
+def check_machine(settings: Settings) -> list[str]:
+    """The reasons in the environment, the weights, the registry, a scaling policy, CPUs, GPUs."""
+    problems = [*_env_problems(settings), *check_pretrained(settings.model)]
+    problems += check_policy(settings.resources)
+    problems += _registry_problems(settings.tracking.registry)
+    if not os.environ.get("RAY_ADDRESS"):
+        problems += _resource_problems(settings.resources)
+    return problems
+
+
+def _env_problems(settings: Settings) -> list[str]:
+    """Tries the environment; a language model must also be able to write what it shows."""
+    try:
+        observation_space, action_space = try_env(settings.env)
+    except EnvError as error:
+        return [str(error)]
+    size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
+    problems = problems_of_bundles(settings.model, size, spec.num_dist_inputs)
+    if isinstance(settings.model, LLMPolicyConfig):
+        problems += check_prompts(settings.model, size, spec)
+    return problems
+
+
+def _registry_problems(root: str | None) -> list[str]:
+    """Why nothing here reaches the registry, which is found out without asking it."""
+    try:
+        PolicyRegistry(root)
+    except RegistryError as error:
+        return [str(error)]
+    return []
+
+
+def check_env(env: EnvSettings) -> list[str]:
+    """The reason for which an environment cannot be used, if there is one."""
+    try:
+        try_env(env)
+    except EnvError as error:
+        return [str(error)]
+    return []
+
+
+def check_output(folder: Path, key: str = "-o/--output-dir") -> list[str]:
+    """The reason for which files cannot be written under a folder, if there is one.
+
+    Makes nothing: a folder that does not exist yet is judged by its nearest parent that does.
+
+    Args:
+        folder: that is to receive them.
+        key: what the user gives another one with.
+    """
+    return [f"output {problem}; give another one with {key}" for problem in _write_problems(folder)]
+
+
+def check_folder(folder: Path) -> list[str]:
+    """The reason for which a run cannot go on in its own folder, if there is one."""
+    return [
+        f"run {problem}; make room or mend its permissions" for problem in _write_problems(folder)
+    ]
+
+
+def _write_problems(folder: Path) -> list[str]:
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return []
+    except OSError as error:
+        where = f" ({existing})" if existing != folder.absolute() else ""
+        return [f"folder {folder} cannot be written{where}: {error.strerror or error}"]
+
+
+def _resource_problems(resources: ResourceSettings) -> list[str]:
+    cpus = available_cpus()
+    remedy = "point RAY_ADDRESS to a cluster"
+    too_many = missing_cpus(resources, cpus, there=f"there are {cpus}", remedy=remedy)
+    problems = [too_many] if too_many else []
+    if resources.num_gpus and available_gpus() < resources.num_gpus:
+        problems.append(
+            f"resources.num_gpus={resources.num_gpus}, and torch sees {available_gpus()} GPUs; "
+            f"use resources.num_gpus=0, or install a CUDA build of torch"
+        )
+    return problems

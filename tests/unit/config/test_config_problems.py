@@ -1,0 +1,181 @@
+"""Every wrong setting is named in one line that says what, why and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_service.common.errors import SettingsError
+from rl_service.config import load_settings
+
+
+def problems(*overrides: str, **names: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(overrides=overrides, **names)  # type: ignore[arg-type]
+    assert not any("\n" in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("algorithm.gama=0.9", "did you mean algorithm.gamma?"),
+        ("algorithm.lambda=0.9", "did you mean algorithm.lambda_?"),
+        ("gamma=0.9", "did you mean algorithm.gamma?"),
+        ("sed=1", "did you mean seed?"),
+        ("model.num_env_runners=1", "did you mean resources.num_env_runners?"),
+        ("model.contextlength=3", "did you mean model.context_length?"),
+        ("tracking.zzz=1", "known: output_dir, experiment"),
+    ],
+)
+def test_an_unknown_key_leads_to_the_nearest_one(override: str, hint: str) -> None:
+    [problem] = problems(override)
+    assert problem.startswith(f"unknown setting {override.partition('=')[0]} (from --set)")
+    assert hint in problem
+
+
+def test_a_key_of_another_model_says_whose_it_is() -> None:
+    [problem] = problems("model.max_timesteps=3", model="mlp")
+    assert "it is a setting of the model gpt2_critic, and this run's model is mlp" in problem
+
+
+def test_a_key_of_another_algorithm_says_whose_it_is() -> None:
+    [problem] = problems("algorithm.clip_param=0.1", algorithm="a2c")
+    assert "it is a setting of the algorithm ppo, and this run's algorithm is a2c" in problem
+    [problem] = problems("algorithm.max_kl=0.1", algorithm="a2c")
+    assert "a setting of the algorithm ppo and trpo, and" in problem
+
+
+def test_an_iteration_of_a2c_holds_whole_updates() -> None:
+    [problem] = problems(
+        "resources.num_env_runners=2",
+        "resources.num_envs_per_env_runner=8",
+        "algorithm.rollout_fragment_length=8",
+        "algorithm.train_batch_size=2000",
+        algorithm="a2c",
+        env="MountainCar-v0",
+        model="mlp",
+    )
+    assert "train_batch_size=2000 is not divisible by the 128 env steps of an update" in problem
+    assert problem.endswith("use 2048")
+    [problem] = problems(
+        "resources.num_env_runners=2",
+        "algorithm.train_batch_size=8",
+        algorithm="a2c",
+        env="MountainCar-v0",
+        model="mlp",
+    )
+    assert problem.endswith("use 128")
+
+
+def test_settings_for_a_gpu_without_one_are_refused() -> None:
+    found = problems("resources.learner_precision=bfloat16", "resources.learner_compile=true")
+    assert [problem.partition(" pays")[0] for problem in found] == [
+        "resources.learner_precision=bfloat16",
+        "resources.learner_compile=true",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("algorithm.actor_lr=-1", "must be greater than 0"),
+        ("algorithm.gamma=1.5", "must be less than or equal to 1"),
+        ("algorithm.gamma=nan", "must be a finite number"),
+        ("algorithm.critic_lr=.inf", "must be a finite number"),
+        ("algorithm.entropy_coeff=.nan", "must be a finite number"),
+        ("seed=-1", "must be greater than or equal to 0"),
+        ("stop.iterations=2.5", "must be an integer"),
+        ("model.dropout=1.0", "must be less than 1"),
+        ("model.hidden_sizes=[64, -1]", "must be greater than 0"),
+        ("algorithm.lr_schedule=cosine", "must be 'constant' or 'linear'"),
+    ],
+)
+def test_a_value_out_of_range_is_shown_with_its_limit(override: str, reason: str) -> None:
+    [problem] = problems(override)
+    assert problem.startswith(override.partition("=")[0])
+    assert reason in problem
+
+
+@pytest.mark.parametrize("text", ["gamma", "=1", "algorithm=1", "model.a.b=1", ".gamma=1"])
+def test_an_override_without_group_key_and_value_is_refused(text: str) -> None:
+    [problem] = problems(text)
+    assert "expected group.key=value" in problem
+
+
+def test_an_override_of_an_unknown_group_names_the_nearest() -> None:
+    [problem] = problems("algorithms.gamma=0.9")
+    assert "unknown group algorithms; did you mean algorithm?" in problem
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    assert problems(model="gpt_critic") == [
+        "unknown model gpt_critic; did you mean gpt2_critic? known: gpt2_critic, llm_policy, "
+        "mlp, ppo_ex, ppo_gpt"
+    ]
+    assert problems(algorithm="a3c") == [
+        "unknown algorithm a3c; did you mean a2c? known: a2c, ppo, trpo"
+    ]
+
+
+def test_all_problems_of_all_sources_are_reported_together() -> None:
+    found = problems(
+        "algorithm.gamma=2", "resources.num_env_runner=1", "seed", model="x", algorithm="y"
+    )
+    assert len(found) == 5
+    for part in (
+        "algorithm.gamma=2",
+        "num_env_runners?",
+        "--set seed:",
+        "model x;",
+        "algorithm y;",
+    ):
+        assert sum(part in problem for problem in found) == 1
+
+
+def test_a_minibatch_larger_than_the_batch_is_refused() -> None:
+    [problem] = problems("algorithm.train_batch_size=64", "algorithm.minibatch_size=65")
+    assert problem.startswith("algorithm.minibatch_size=65 is larger than")
+
+
+def test_a_batch_that_the_envs_do_not_divide_names_the_next_that_they_do() -> None:
+    [problem] = problems("algorithm.train_batch_size=2050", "resources.num_envs_per_env_runner=16")
+    assert problem.endswith("use 2048")
+
+
+def test_a_batch_smaller_than_one_step_of_every_env_is_refused() -> None:
+    [problem] = problems(
+        "algorithm.train_batch_size=32",
+        "algorithm.minibatch_size=32",
+        "resources.num_envs_per_env_runner=32",
+    )
+    assert "2 workers x 32 envs = 64" in problem
+
+
+def test_a_batch_of_exactly_one_step_of_every_env_is_allowed() -> None:
+    overrides = ["algorithm.train_batch_size=16", "algorithm.minibatch_size=16"]
+    assert load_settings(overrides=overrides).settings.algorithm.train_batch_size == 16
+
+
+def test_heads_that_do_not_divide_the_width_and_a_long_context_are_told_together() -> None:
+    [problem] = problems("model.n_head=7", "model.context_length=600")
+    assert "use n_embd=63" in problem
+    assert "use context_length <= 512" in problem
+
+
+def test_a_context_that_just_fits_the_positions_is_allowed() -> None:
+    assert load_settings(overrides=["model.context_length=512"]).settings is not None
+
+
+def test_a_run_that_would_never_end_is_refused() -> None:
+    [problem] = problems("stop.iterations=null", "stop.env_steps=null")
+    assert "the run would never end" in problem
+
+
+def test_a_linear_schedule_needs_the_length_of_the_run() -> None:
+    [problem] = problems(
+        "algorithm.lr_schedule=linear",
+        "stop.iterations=null",
+        "stop.env_steps=null",
+        "stop.time_s=60",
+    )
+    assert "needs the length of the run" in problem
