@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+
+from custom_models.kinds import Kind, Kinds
+
+if TYPE_CHECKING:
+    from custom_models.nets import ActorCritic
+    from custom_models.spaces import ActionSpec
 
 Layers = Annotated[int, Field(gt=0, le=48)]
 Heads = Annotated[int, Field(gt=0, le=64)]
@@ -22,12 +28,19 @@ _LARGEST_BASE_MODEL = 2**31
 _LARGEST_VOCABULARY = 2**18
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class ModelConfig(Kind):
+    """What every kind of model has: the settings of a small actor, and what follows from them.
 
+    A kind of your own derives from this class or from one below, and names its implementation, a
+    subclass of `custom_models.nets.ActorCritic`.
+    """
 
-class _NetConfig(_Strict):
-    """Settings that every actor-critic shares: those of the actor."""
+    implementation: ClassVar[str] = "custom_models.nets:ActorCritic"
+    learner_module: ClassVar[str] = "custom_models.nets"
+    """What the learner imports while Ray starts; it may take seconds."""
+    has_language_model: ClassVar[bool] = False
+    """Whether the actor is a large net: it takes long to load, and acts on a GPU if there is
+    one."""
 
     hidden_sizes: HiddenSizes = (64, 64)
     """Widths of the actor's hidden layers."""
@@ -41,9 +54,19 @@ class _NetConfig(_Strict):
     log_std_init: Annotated[float, Field(ge=-5.0, le=2.0)] = 0.0
 
     @property
+    def num_context_steps(self) -> int:
+        """Earlier steps that the critic reads, or that the prompt at a fragment's end holds."""
+        return 0
+
+    @property
     def acting_context_length(self) -> int:
         """Observations that the actor reads, the current one included."""
         return 1
+
+    @property
+    def critic_reads_features(self) -> bool:
+        """Whether the critic reads the actor's features in place of observations."""
+        return False
 
     @property
     def base_model(self) -> str | None:
@@ -64,28 +87,53 @@ class _NetConfig(_Strict):
         """Those of a critic that is a GPT-2; None for another critic."""
         return None
 
+    @property
+    def actor_text(self) -> str:
+        """What acts, for the model card."""
+        return "a small feed-forward actor"
 
-class MLPConfig(_NetConfig):
+    def with_base_model(self, name: str) -> ModelConfig:
+        """The same model, whose base model has another name or folder."""
+        raise NotImplementedError
+
+    def without_base_weights(self) -> ModelConfig:
+        """The same model with random weights in place of those of its base model."""
+        return self
+
+    def weights_problems(self) -> list[str]:
+        """Why the weights that the model starts from cannot be used, one line each."""
+        return []
+
+    def prompt_problems(self, observation_size: int, action_spec: ActionSpec) -> list[str]:
+        """Why the actor cannot read an environment's observations, one line each."""
+        return []
+
+    def import_net(self) -> type[ActorCritic]:
+        """The class that builds actor and critic; this imports torch, and may take seconds."""
+        net: type[ActorCritic] = self.import_implementation()
+        return net
+
+
+class MLPConfig(ModelConfig):
     """An MLP actor and an MLP critic that share no weights."""
 
-    name: Literal["mlp"] = "mlp"
-    critic_hidden_sizes: HiddenSizes = (64, 64)
+    kind: ClassVar[str] = "mlp"
+    implementation: ClassVar[str] = "custom_models.nets:MLP"
 
-    @property
-    def num_context_steps(self) -> int:
-        """Earlier steps that the critic reads: none."""
-        return 0
+    critic_hidden_sizes: HiddenSizes = (64, 64)
 
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
         actor = _feed_forward(num_inputs, self.hidden_sizes, num_outputs)
         return actor + _feed_forward(num_inputs, self.critic_hidden_sizes, 1)
 
 
-class GPT2CriticSettings(_Strict):
+class GPT2CriticSettings(BaseModel):
     """A GPT-2 that reads the last K steps and gives the value of the last.
 
     Defaults are the GPT2PPO seed's Table I, except `dropout` (the seed: 0.5).
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     context_length: ContextLength = 64
     """K: steps that a value sees, its own included. A step is two tokens (state, action)."""
@@ -138,10 +186,13 @@ class GPT2CriticSettings(_Strict):
         return _blocks(self.n_layer, self.n_embd) + rows * self.n_embd + 1
 
 
-class GPT2CriticConfig(GPT2CriticSettings, _NetConfig):
+class GPT2CriticConfig(GPT2CriticSettings, ModelConfig):
     """A small feed-forward actor, and a GPT-2 as the critic."""
 
-    name: Literal["gpt2_critic"] = "gpt2_critic"
+    kind: ClassVar[str] = "gpt2_critic"
+    implementation: ClassVar[str] = "custom_models.nets:GPT2CriticNet"
+    learner_module: ClassVar[str] = "custom_models.gpt2_critic"
+
     activation: Literal["tanh", "relu"] = "relu"
     activate_last: bool = False
 
@@ -153,14 +204,23 @@ class GPT2CriticConfig(GPT2CriticSettings, _NetConfig):
     def gpt2_settings(self) -> GPT2CriticSettings:
         return self
 
+    def weights_problems(self) -> list[str]:
+        from custom_models.pretrained import gpt2_problems
 
-class LLMPolicyConfig(_NetConfig):
+        return gpt2_problems(self, "model")
+
+
+class LLMPolicyConfig(ModelConfig):
     """A causal language model that reads observations as text as the actor.
 
     Hidden sizes are those of the head on the last token's hidden state.
     """
 
-    name: Literal["llm_policy"] = "llm_policy"
+    kind: ClassVar[str] = "llm_policy"
+    implementation: ClassVar[str] = "custom_models.llm_policy:LLMPolicy"
+    learner_module: ClassVar[str] = "custom_models.llm_policy"
+    has_language_model: ClassVar[bool] = True
+
     critic: Literal["mlp", "gpt2", "hidden_state"] = "mlp"
     """`mlp`: on the observation. `gpt2`: on the last steps. `hidden_state`: an MLP on the hidden
     state that the actor's head reads; its gradient does not reach the language model."""
@@ -235,7 +295,6 @@ class LLMPolicyConfig(_NetConfig):
 
     @property
     def num_context_steps(self) -> int:
-        """Earlier steps that the critic reads, or that the prompt at a fragment's end holds."""
         if self.critic == "gpt2":
             return self.gpt2_critic.num_context_steps
         return self.context_length - 1 if self.critic == "hidden_state" else 0
@@ -265,8 +324,33 @@ class LLMPolicyConfig(_NetConfig):
     def gpt2_settings(self) -> GPT2CriticSettings | None:
         return self.gpt2_critic if self.critic == "gpt2" else None
 
+    @property
+    def critic_reads_features(self) -> bool:
+        return self.critic == "hidden_state"
+
+    def weights_problems(self) -> list[str]:
+        from custom_models.pretrained import gpt2_problems
+
+        return gpt2_problems(self.gpt2_settings, "model.gpt2_critic")
+
+    def prompt_problems(self, observation_size: int, action_spec: ActionSpec) -> list[str]:
+        from custom_models.pretrained import prompt_problems  # transformers takes seconds to import
+
+        return prompt_problems(self, observation_size, action_spec)
+
+    @property
+    def actor_text(self) -> str:
+        text = f"a language model that reads the last {self.context_length} observation(s) as text"
+        if self.context_length == 1:
+            return text
+        return f"{text} (give the steps before as `history`, see `custom_models.history`)"
+
+    def without_base_weights(self) -> LLMPolicyConfig:
+        if self.pretrained is None or self.random_weights:
+            return self
+        return self.model_copy(update={"random_weights": True})
+
     def with_base_model(self, name: str) -> LLMPolicyConfig:
-        """The same model, whose base model has another name or folder."""
         return self.model_copy(
             update={"tokenizer" if self.pretrained is None else "pretrained": name}
         )
@@ -282,4 +366,9 @@ def _blocks(num_layers: int, width: int) -> int:
     return num_layers * (12 * width + 13) * width
 
 
-ModelConfig = Annotated[MLPConfig | GPT2CriticConfig | LLMPolicyConfig, Field(discriminator="name")]
+MODELS = Kinds("model", ModelConfig, MLPConfig, GPT2CriticConfig, LLMPolicyConfig)
+"""What `model.name` accepts; each is a custom model of RLlib of the same name."""
+ModelField = Annotated[SerializeAsAny[ModelConfig], MODELS.validator(trusted=True)]
+"""A model in the settings of a run."""
+StrangersModelField = Annotated[SerializeAsAny[ModelConfig], MODELS.validator(trusted=False)]
+"""A model in a file that may be a stranger's, such as a bundle."""

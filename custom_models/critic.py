@@ -22,6 +22,8 @@ class Chunks(NamedTuple):
     """(B, T, O) float, as the actor sees them."""
     actions: Tensor
     """(B, T) integers or (B, T, A) floats. The last step's own action is never seen."""
+    rewards: Tensor
+    """(B, T) what followed each action, scaled as for learning; as little seen."""
     timesteps: Tensor
     """(B, T) steps since the episode's reset."""
     segment_ids: Tensor
@@ -31,6 +33,8 @@ class Chunks(NamedTuple):
 class Critic(nn.Module):
     """Maps chunks to the (normalised) values of their last steps."""
 
+    reads_rewards: bool = False
+    """Whether it looks at `Chunks.rewards`, which nobody has where a policy is served."""
     steps_per_value: int = 1
     """Steps that are passed over for one more value: what its memory grows with."""
 

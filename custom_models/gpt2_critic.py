@@ -82,9 +82,14 @@ class GPT2Critic(Critic):
         last_row = self.embed_timestep.num_embeddings - 1
         time = self.embed_timestep(chunks.timesteps.clamp(max=last_row))  # (B, T, C)
         states = self.embed_state(chunks.obs) + time  # (B, T, C)
-        actions = self.embed_action(chunks.actions) + time  # (B, T, C)
+        actions = self.embed_actions(chunks) + time  # (B, T, C)
         tokens: Tensor = self.embed_ln(torch.stack([states, actions], dim=2))
         return tokens
+
+    def embed_actions(self, chunks: Chunks) -> Tensor:
+        """What is known of each step once its action is taken, (B, T, C); no value of its own."""
+        embedded: Tensor = self.embed_action(chunks.actions)
+        return embedded
 
     def _values(self, tokens: Tensor, segment_ids: Tensor, num_values: int) -> Tensor:
         """One pass over (B, T) steps; values (B, num_values) at the last state tokens."""

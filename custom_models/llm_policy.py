@@ -19,9 +19,12 @@ from torch.utils.checkpoint import checkpoint
 
 from custom_models.actor import Actor
 from custom_models.configs import LLMPolicyConfig
+from custom_models.critic import Critic
+from custom_models.gpt2_critic import GPT2Critic
 from custom_models.heads import CategoricalHead, GaussianHead, feed_forward
 from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
+from custom_models.nets import ActorCritic, MLPCritic
 from custom_models.observation_text import PADDING, PromptWriter
 from custom_models.spaces import ActionSpec
 
@@ -283,3 +286,37 @@ def _start_as_the_seed(mean: nn.Linear) -> None:
     mean.reset_parameters()
     mean.weight.mul_(_MEAN_SCALE)
     mean.bias.copy_(bias)
+
+
+class LLMPolicy(ActorCritic):
+    """The kind `llm_policy`: a language model as the actor, and one of three critics."""
+
+    config: LLMPolicyConfig
+
+    @classmethod
+    def build_actor(
+        cls, config: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
+    ) -> Actor:
+        return LLMActor(config, observation_size, action_spec)
+
+    @classmethod
+    def build_critic(
+        cls,
+        config: LLMPolicyConfig,
+        observation_size: int,
+        action_spec: ActionSpec,
+        feature_size: int,
+    ) -> Critic:
+        if config.critic == "gpt2":
+            return GPT2Critic(config.gpt2_critic, observation_size, action_spec)
+        num_inputs = feature_size if config.critic == "hidden_state" else observation_size
+        return MLPCritic(num_inputs, config.critic_hidden_sizes, config.activation)
+
+    @property
+    def whole_config(self) -> LLMPolicyConfig:
+        settings = self.config.gpt2_settings
+        if settings is None or settings.pretrained is None:
+            return self.config
+        assert isinstance(self.critic, GPT2Critic)
+        critic = settings.model_copy(update=self.critic.sizes_without_folder)
+        return self.config.model_copy(update={"gpt2_critic": critic})

@@ -1,29 +1,32 @@
-"""From a configuration to an actor and a critic."""
+"""What every kind of model is, an actor and a critic that share no weights; and the small kinds."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from custom_models.actor import Actor
-from custom_models.configs import (
-    GPT2CriticConfig,
-    GPT2CriticSettings,
-    LLMPolicyConfig,
-    ModelConfig,
-)
-from custom_models.critic import Critic
-from custom_models.heads import FeedForwardActor
-from custom_models.mlp import MLPCritic
+from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.critic import Chunks, Critic
+from custom_models.heads import FeedForwardActor, feed_forward, orthogonal_linear
 from custom_models.spaces import ActionSpec
 
 _ACTOR, _CRITIC = "actor.", "critic."
 
 
 class ActorCritic(nn.Module):
-    """An actor and a critic that share no weights.
+    """Base of all kinds: a small feed-forward actor, and a critic that the kind builds.
 
     The actor sees the last `config.acting_context_length` observations of an episode; the critic
     sees as many earlier steps as `config.num_context_steps` says.
+
+    Args:
+        config: which nets, and their sizes.
+        observation_size: O, entries of a flattened observation.
+        action_spec: the actions.
+        with_critic: False where only actions are computed (rollout workers, serving).
     """
 
     def __init__(
@@ -38,16 +41,39 @@ class ActorCritic(nn.Module):
         self.config = config
         self.observation_size = observation_size
         self.action_spec = action_spec
-        self.actor = build_actor(config, observation_size, action_spec)
+        self.actor = self.build_actor(config, observation_size, action_spec)
         self.critic: Critic | None = None
         if with_critic:
-            self.critic = build_critic(
+            self.critic = self.build_critic(
                 config, observation_size, action_spec, self.actor.feature_size
             )
-        self.critic_reads_features = (
-            isinstance(config, LLMPolicyConfig) and config.critic == "hidden_state"
+
+    @classmethod
+    def build_actor(cls, config: Any, observation_size: int, action_spec: ActionSpec) -> Actor:
+        """The actor alone: all that a trained policy needs to act."""
+        return FeedForwardActor(
+            observation_size,
+            action_spec,
+            hidden_sizes=config.hidden_sizes,
+            activation=config.activation,
+            activate_last=config.activate_last,
+            log_std=config.log_std,
+            log_std_init=config.log_std_init,
         )
-        """Whether the critic reads the actor's features in the place of observations."""
+
+    @classmethod
+    def build_critic(
+        cls, config: Any, observation_size: int, action_spec: ActionSpec, feature_size: int
+    ) -> Critic:
+        """The critic alone.
+
+        Args:
+            config: of this kind.
+            observation_size: O.
+            action_spec: the actions.
+            feature_size: of the actor, for a critic that reads its features.
+        """
+        raise NotImplementedError
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The actor's `dist_inputs` (B, num_dist_inputs)."""
@@ -57,16 +83,7 @@ class ActorCritic(nn.Module):
     @property
     def whole_config(self) -> ModelConfig:
         """The settings that build a critic for the weights of this one, without other files."""
-        config, settings = self.config, self.config.gpt2_settings
-        if settings is None or settings.pretrained is None:
-            return config
-        from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
-
-        assert isinstance(self.critic, GPT2Critic)
-        sizes = self.critic.sizes_without_folder
-        if isinstance(config, LLMPolicyConfig):
-            sizes = {"gpt2_critic": settings.model_copy(update=sizes)}
-        return config.model_copy(update=sizes)
+        return self.config
 
     def own_state(self) -> dict[str, Tensor]:
         """The weights that a fresh net of the same configuration has not."""
@@ -90,51 +107,58 @@ def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): value for n, value in state.items() if n.startswith(prefix)}
 
 
-def build_actor(config: ModelConfig, observation_size: int, action_spec: ActionSpec) -> Actor:
-    """The actor alone: all that a trained policy needs to act."""
-    if isinstance(config, LLMPolicyConfig):
-        from custom_models.llm_policy import LLMActor  # transformers takes seconds to import
+class MLPCritic(Critic):
+    """The baseline: value of each observation by itself; context, if any, is ignored."""
 
-        return LLMActor(config, observation_size, action_spec)
-    return FeedForwardActor(
-        observation_size,
-        action_spec,
-        hidden_sizes=config.hidden_sizes,
-        activation=config.activation,
-        activate_last=config.activate_last,
-        log_std=config.log_std,
-        log_std_init=config.log_std_init,
-    )
+    def __init__(self, observation_size: int, hidden_sizes: Sequence[int], activation: str) -> None:
+        super().__init__()
+        self.body = feed_forward(observation_size, hidden_sizes, activation, activate_last=True)
+        width = hidden_sizes[-1] if hidden_sizes else observation_size
+        self.value_head = orthogonal_linear(width, 1, 1.0)
 
+    def forward(self, chunks: Chunks, num_values: int) -> Tensor:
+        """Values (B, num_values) of the last `num_values` steps of each chunk."""
+        return self.values(chunks.obs[:, -num_values:])
 
-def build_critic(
-    config: ModelConfig, observation_size: int, action_spec: ActionSpec, feature_size: int
-) -> Critic:
-    """The critic alone.
-
-    Args:
-        config: which net, and its sizes.
-        observation_size: O.
-        action_spec: the actions.
-        feature_size: of the actor, for a critic that reads its features.
-    """
-    if isinstance(config, GPT2CriticConfig):
-        return _build_gpt2_critic(config, observation_size, action_spec)
-    num_inputs = observation_size
-    if isinstance(config, LLMPolicyConfig):
-        if config.critic == "gpt2":
-            return _build_gpt2_critic(config.gpt2_critic, observation_size, action_spec)
-        if config.critic == "hidden_state":
-            num_inputs = feature_size
-    return MLPCritic(num_inputs, config.critic_hidden_sizes, config.activation)
+    def values(self, obs: Tensor) -> Tensor:
+        """Values (...,) of observations (..., O)."""
+        values: Tensor = self.value_head(self.body(obs)).squeeze(-1)
+        return values
 
 
-def _build_gpt2_critic(
-    settings: GPT2CriticSettings, observation_size: int, action_spec: ActionSpec
-) -> Critic:
-    from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
+class MLP(ActorCritic):
+    """The kind `mlp`."""
 
-    return GPT2Critic(settings, observation_size, action_spec)
+    @classmethod
+    def build_critic(
+        cls, config: MLPConfig, observation_size: int, action_spec: ActionSpec, feature_size: int
+    ) -> Critic:
+        return MLPCritic(observation_size, config.critic_hidden_sizes, config.activation)
+
+
+class GPT2CriticNet(ActorCritic):
+    """The kind `gpt2_critic`: a small feed-forward actor and a GPT-2 critic."""
+
+    config: GPT2CriticConfig
+
+    @classmethod
+    def build_critic(
+        cls,
+        config: GPT2CriticConfig,
+        observation_size: int,
+        action_spec: ActionSpec,
+        feature_size: int,
+    ) -> Critic:
+        from custom_models.gpt2_critic import GPT2Critic  # transformers takes seconds to import
+
+        return GPT2Critic(config, observation_size, action_spec)
+
+    @property
+    def whole_config(self) -> GPT2CriticConfig:
+        if self.config.pretrained is None:
+            return self.config
+        critic: Any = self.critic
+        return self.config.model_copy(update=critic.sizes_without_folder)
 
 
 def build_actor_critic(
@@ -150,9 +174,9 @@ def build_actor_critic(
         config: which nets, and their sizes.
         observation_size: O, entries of a flattened observation.
         action_spec: the actions.
-        with_critic: False where only actions are computed (rollout workers, serving).
+        with_critic: as for `ActorCritic`.
 
     Raises:
         FileNotFoundError: if `config.pretrained` holds no such model.
     """
-    return ActorCritic(config, observation_size, action_spec, with_critic=with_critic)
+    return config.import_net()(config, observation_size, action_spec, with_critic=with_critic)

@@ -1,9 +1,9 @@
 """ModelV2 adapter: RLlib's view of the nets. No maths here.
 
 What a net needs beyond the current observation is asked for as *view requirements*, RLlib's
-trajectory view: K-1 earlier observations and actions of the same episode. A critic asks once per
-fragment and never for action computation, an actor at each step and for nothing else. RLlib's
-sampler and `rl_service.rollout.worker` both honour them.
+trajectory view: K-1 earlier steps of the same episode. A critic asks once per fragment and never
+for action computation, an actor at each step and for nothing else. RLlib's sampler and
+`rl_service.rollout.worker` both honour them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from pydantic import TypeAdapter
 from ray.rllib.models.torch.torch_modelv2 import TorchModelV2
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor, nn
 
-from custom_models.configs import ModelConfig
+from custom_models.configs import MODELS
 from custom_models.history import History
 from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec, observation_size
 
 CONTEXT_OBS = "context_obs"
 CONTEXT_ACTIONS = "context_actions"
+CONTEXT_REWARDS = "context_rewards"
 ACTING_OBS = "acting_obs"
 ACTING_ACTIONS = "acting_actions"
 
 _ONCE_PER_FRAGMENT = 1 << 30
 """`batch_repeat_value` larger than any fragment: the view is built for its first step alone."""
-
-_CONFIG: TypeAdapter[ModelConfig] = TypeAdapter(ModelConfig)
 
 
 class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
@@ -54,7 +52,7 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
     ) -> None:
         TorchModelV2.__init__(self, obs_space, action_space, num_outputs, model_config, name)
         nn.Module.__init__(self)
-        config = _CONFIG.validate_python(net)
+        config = MODELS.find(net["name"]).model_validate(net)
         self.net: ActorCritic = build_actor_critic(
             config,
             observation_size(obs_space),
@@ -74,6 +72,7 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
         for column, source, space in (
             (CONTEXT_OBS, SampleBatch.OBS, self.obs_space),
             (CONTEXT_ACTIONS, SampleBatch.ACTIONS, self.action_space),
+            (CONTEXT_REWARDS, SampleBatch.REWARDS, None),
         ):
             self.view_requirements[column] = ViewRequirement(
                 source,

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2Model
 
-from custom_models.block_attention import block_attention
+from custom_models.block_attention import block_attention, dropout
 from custom_models.configs import GPT2CriticSettings
 from custom_models.critic import PADDING_SEGMENT
-from custom_models.dropout import dropout
 from custom_models.model_store import find_model
 
 BLOCK_STEPS = 32

@@ -28,7 +28,7 @@ from custom_models.spaces import ActionSpec
 from rl_service.cli.app import main
 from rl_service.config.settings import EnvSettings
 from rl_service.policies import write_bundle
-from rl_service.rollout.normalization import ObservationNormalizer
+from rl_service.rollout.filters import ObservationNormalizer
 from tests.support.environments import env_spaces
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def local_ray(ray_address: str) -> None:
 @pytest.fixture
 def build() -> Iterator[Any]:
     """Builds algorithms that are stopped at the end of the test."""
-    from rl_service.algorithms.registry import build_algorithm
+    from rl_service.algorithms.config import build_algorithm
 
     built: list[OnPolicyAlgorithm] = []
 

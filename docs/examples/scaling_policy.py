@@ -9,7 +9,7 @@ the step size and the cost cap apply to it as well. If it fails, the number of w
 
 from __future__ import annotations
 
-from rl_service.rollout.load import Load
+from rl_service.rollout.throughput import Load
 
 SCHEDULE = {0: 1, 50_000: 3}
 """Env steps of the run: workers from there on."""

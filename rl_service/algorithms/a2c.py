@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.flat_optimizer import FlatOptimizer
+from rl_service.algorithms.batch import ActorRows, LearnerBatch
+from rl_service.algorithms.optimizer import FlatOptimizer
 from rl_service.algorithms.policy import ActorCriticPolicy
-from rl_service.algorithms.views import ActorRows, LearnerBatch
 from rl_service.config.algorithms import A2CSettings
 
 RMSPROP_ALPHA, RMSPROP_EPSILON = 0.99, 1e-5

@@ -14,21 +14,24 @@ from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.policy import Policy
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
-from rl_service.algorithms.background import Background
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.config import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
-from rl_service.algorithms.sampling import BatchSampler, Samples, pack, unpack
+from rl_service.algorithms.sampling import (
+    Background,
+    BatchSampler,
+    build_fleet,
+    pack,
+    unpack,
+)
 from rl_service.algorithms.state import base_model_sha256, read_state, write_state
-from rl_service.algorithms.workers import build_fleet
 from rl_service.common.errors import CheckpointError, TrainingFailedError
 from rl_service.config.settings import Settings
 from rl_service.rollout.env_failures import FailedEpisode, too_many_failures
-from rl_service.rollout.filters import OBSERVATIONS
+from rl_service.rollout.filters import OBSERVATIONS, ObservationNormalizer
 from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.fragments import LOSS_MASK
-from rl_service.rollout.normalization import ObservationNormalizer
-from rl_service.rollout.worker import VectorRolloutWorker
+from rl_service.rollout.worker import Samples, VectorRolloutWorker
 
 # Counters: updates that the actor has behind it, episodes that failed in their environment.
 _UPDATES, _FAILED = "actor_updates", "failed_episodes"
@@ -135,7 +138,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         stats["learn_time_s"] = time.perf_counter() - started
         if self._next_samples is not None:
             self._next_samples.wait()  # nothing moves between two iterations
-        self.num_sampling_workers = sampled.num_workers
+        self.num_sampling_workers = len(sampled.workers)
         return stats | {"sample_time_s": sampled.time_s}
 
     @property

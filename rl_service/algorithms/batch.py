@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +13,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
 from custom_models.critic import PADDING_SEGMENT, Chunks
-from rl_service.algorithms.policy import ActorCriticPolicy
-from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch
-from rl_service.rollout.advantages import generalized_advantages
+from rl_service.algorithms.optimizer import map_columns
 from rl_service.rollout.fragments import (
     ACTOR_INPUTS,
     LOSS_MASK,
@@ -23,12 +23,71 @@ from rl_service.rollout.fragments import (
     segment_ids,
 )
 
+if TYPE_CHECKING:
+    from rl_service.algorithms.policy import ActorCriticPolicy
+
 CHUNK_CONTEXTS = 4
 """Most values per chunk of a critic with context, in contexts K. Each chunk also passes over K-1
 steps of context: a quarter more work per value. A minibatch holds at least one chunk."""
 STEPS_PER_PASS = 8192
 """Bound on the steps passed over at once without gradients, for memory."""
 IntArray = npt.NDArray[np.int64]
+
+
+class ActorRows(NamedTuple):
+    """The step rows, in any order: what the actor's loss needs. N rows."""
+
+    inputs: Tensor
+    """(N, I) what the actor computes its distribution from: see `custom_models.actor`."""
+    actions: Tensor
+    """(N,) or (N, A)"""
+    action_logp: Tensor
+    """(N,) under the policy that sampled."""
+    dist_inputs: Tensor
+    """(N, num_dist_inputs) of the policy that sampled."""
+    advantages: Tensor
+    """(N,)"""
+
+
+class CriticChunks(NamedTuple):
+    """The same steps as sequences: what the critic's loss needs. M chunks, C values each."""
+
+    chunks: Chunks
+    loss_mask: Tensor
+    """(M, C) true where a step's value is fitted."""
+    targets: Tensor
+    """(M, C) value targets in units of the return."""
+    outputs: Tensor
+    """(M, C) values before the update, in the critic's own units."""
+
+
+class LearnerBatch(NamedTuple):
+    """Both views of one batch."""
+
+    actor: ActorRows
+    critic: CriticChunks
+
+
+Batch = TypeVar("Batch", ActorRows, CriticChunks)
+
+
+def shuffled(batch: Batch, order: Tensor, num_minibatches: int) -> Iterator[Batch]:
+    """Minibatches of nearly equal size that cover the batch once.
+
+    The batch is put in order once; minibatches are then views.
+
+    Args:
+        batch: columns of N items.
+        order: (N,) permutation.
+        num_minibatches: at most N.
+    """
+    permuted = map_columns(batch, lambda column: column.index_select(0, order))
+    sizes = [len(part) for part in order.tensor_split(num_minibatches)]
+    start = 0
+    for size in sizes:
+        piece = slice(start, start + size)
+        yield map_columns(permuted, lambda column: column[piece])  # noqa: B023, used at once
+        start += size
 
 
 def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> LearnerBatch:
@@ -38,10 +97,7 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     plan, chunks = _cut(policy, batch, segments)
     outputs = compute_outputs(policy, chunks, plan.num_values)
     values = _scatter(plan, len(segments), policy.denormalise_values(outputs.cpu().numpy()))
-    algorithm = policy.settings.algorithm
-    advantages, targets = generalized_advantages(
-        batch, segments, values, algorithm.gamma, algorithm.lambda_
-    )
+    advantages, targets = policy.advantages(batch, segments, values)
     asked_rows = plan.asked_rows
     return LearnerBatch(
         actor=policy.in_own_precision(_actor_rows(policy, batch, advantages)),
@@ -66,6 +122,7 @@ def _cut(
         plan,
         critic_inputs(policy, batch, segments),
         policy.to_device(batch[SampleBatch.ACTIONS]),
+        policy.to_device(batch[SampleBatch.REWARDS]),
         policy.to_device(batch[SampleBatch.T]),
         policy.to_device(segments),
     )
@@ -76,7 +133,7 @@ def critic_inputs(
     policy: ActorCriticPolicy, batch: Columns, segments: npt.NDArray[np.int64]
 ) -> Tensor:
     """What the critic reads of each row, (N, O), or (N, C) if those are the actor's features."""
-    if not policy.net.critic_reads_features:
+    if not policy.net.config.critic_reads_features:
         return policy.to_device(batch[SampleBatch.OBS])
     actor, mask = policy.net.actor, batch[LOSS_MASK]
     features = torch.zeros((len(mask), actor.feature_size), device=policy.device)
@@ -193,7 +250,12 @@ def plan_chunks(context: npt.NDArray[np.bool_], prefix_length: int, chunk_length
 
 
 def gather_chunks(
-    plan: ChunkPlan, obs: Tensor, actions: Tensor, timesteps: Tensor, segments: Tensor
+    plan: ChunkPlan,
+    obs: Tensor,
+    actions: Tensor,
+    rewards: Tensor,
+    timesteps: Tensor,
+    segments: Tensor,
 ) -> Chunks:
     """Collects the rows of all chunks, from columns (N, ...) to (M, P + C, ...)."""
     index = torch.from_numpy(plan.rows).to(obs.device)
@@ -201,6 +263,20 @@ def gather_chunks(
     return Chunks(
         obs=obs[index],
         actions=actions[index],
+        rewards=rewards[index],
         timesteps=timesteps[index],
         segment_ids=torch.where(inside, segments[index], PADDING_SEGMENT),
     )
+
+
+def explained_variance(batch: CriticChunks, values: npt.NDArray[np.float32]) -> float:
+    """1 - Var(targets - values) / Var(targets) over the steps; 0 for constant targets.
+
+    Args:
+        batch: with the targets.
+        values: (M, C) in units of the return.
+    """
+    steps = batch.loss_mask.cpu().numpy()
+    targets = batch.targets.cpu().numpy()[steps].astype(np.float64)
+    variance = float(np.var(targets))
+    return 0.0 if variance == 0.0 else 1.0 - float(np.var(targets - values[steps])) / variance

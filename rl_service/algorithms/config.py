@@ -1,4 +1,4 @@
-"""From the service's settings to RLlib's `AlgorithmConfig`; nothing else touches its builder."""
+"""From the settings to an algorithm; nothing else touches RLlib's `AlgorithmConfig`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from gymnasium.spaces import Box
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.models import ModelCatalog
 from ray.tune.registry import _global_registry, register_env
 
-from custom_models.registry import register_models
+from custom_models.rllib_models import ActorCriticModelV2
 from rl_service.config.settings import Settings
 from rl_service.rollout.envs import make_env, raw_observation_space
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
@@ -33,17 +34,27 @@ class OnPolicyConfig(AlgorithmConfig):  # type: ignore[misc]
         self.raw_observation_space: Box | None = None
 
 
-def build_config(settings: Settings, algo_class: type[OnPolicyAlgorithm]) -> OnPolicyConfig:
+def build_algorithm(settings: Settings) -> OnPolicyAlgorithm:
+    """Builds the learner; Ray must be running. Rollout workers start with the first iteration.
+
+    Raises:
+        EnvError: if the environment cannot be made or read.
+    """
+    algorithm: OnPolicyAlgorithm = build_config(settings).build_algo()
+    return algorithm
+
+
+def build_config(settings: Settings) -> OnPolicyConfig:
     """RLlib config of a run on the ModelV2 stack, the one with custom models and views.
 
     Raises:
         EnvError: if the environment cannot be made or read.
     """
     _global_registry._prefix = None  # it remembers the first job of a process, which may have more
-    register_models()
+    ModelCatalog.register_custom_model(settings.model.name, ActorCriticModelV2)
     register_env(ENV_NAME, create_env)
     resources, algorithm = settings.resources, settings.algorithm
-    config = OnPolicyConfig(algo_class=algo_class)
+    config = OnPolicyConfig(algo_class=settings.algorithm.import_implementation())
     config.settings = settings
     with closing(make_env(settings.env)) as env:
         observation_space, action_space = env.observation_space, env.action_space

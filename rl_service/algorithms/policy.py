@@ -29,12 +29,19 @@ from custom_models.history import History
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec
-from rl_service.algorithms.flat_optimizer import FlatOptimizer
-from rl_service.algorithms.minibatch_step import MinibatchStep
-from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch, shuffled
+from rl_service.algorithms.advantages import generalized_advantages
+from rl_service.algorithms.batch import (
+    ActorRows,
+    CriticChunks,
+    IntArray,
+    LearnerBatch,
+    explained_variance,
+    shuffled,
+)
+from rl_service.algorithms.optimizer import FlatOptimizer, MinibatchStep
 from rl_service.config.settings import Settings
-from rl_service.rollout.fragments import ACTOR_INPUTS, rows_from_view
-from rl_service.rollout.normalization import RunningMeanStd
+from rl_service.rollout.filters import RunningMeanStd
+from rl_service.rollout.fragments import ACTOR_INPUTS, Columns, rows_from_view
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
@@ -192,6 +199,19 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """RLlib's own sampler calls this once per piece: lays it out as rows of a fragment."""
         return rows_from_view(sample_batch, self.num_context_steps)
 
+    def advantages(
+        self, batch: Columns, segments: IntArray, values: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Advantages (N,) and value targets (N,) of the step rows, zero on all others: GAE.
+
+        Args:
+            batch: N rows of fragments.
+            segments: (N,) one id per unbroken stretch of an episode.
+            values: (N,) of each row, in units of the return; context rows have 0.
+        """
+        algorithm = self.algorithm
+        return generalized_advantages(batch, segments, values, algorithm.gamma, algorithm.lambda_)
+
     def normalise_values(self, values: Tensor) -> Tensor:
         """From units of the return to those that the critic learns in."""
         if not self.algorithm.normalize_values:
@@ -326,16 +346,3 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         if self.device.type != "cuda":
             return column
         return column.pin_memory().to(self.device, non_blocking=True)
-
-
-def explained_variance(batch: CriticChunks, values: npt.NDArray[np.float32]) -> float:
-    """1 - Var(targets - values) / Var(targets) over the steps; 0 for constant targets.
-
-    Args:
-        batch: with the targets.
-        values: (M, C) in units of the return.
-    """
-    steps = batch.loss_mask.cpu().numpy()
-    targets = batch.targets.cpu().numpy()[steps].astype(np.float64)
-    variance = float(np.var(targets))
-    return 0.0 if variance == 0.0 else 1.0 - float(np.var(targets - values[steps])) / variance

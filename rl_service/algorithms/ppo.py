@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.algorithms.batch import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.algorithms.policy import ActorCriticPolicy
-from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch, shuffled
 from rl_service.config.algorithms import PPOSettings
 
 

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError, UnserializableException
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch, concat_samples
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_service.common.errors import TrainingFailedError
-from rl_service.config.settings import Settings
-from rl_service.rollout.actors import reason_of
+from rl_service.config.settings import ResourceSettings, Settings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.fleet import Fleet, Worker, all_lost
 from rl_service.rollout.fragments import LOSS_MASK
-from rl_service.rollout.worker import Broadcast, Sampled, VectorRolloutWorker
+from rl_service.rollout.starting import reason_of
+from rl_service.rollout.worker import HEALTH, Broadcast, Samples, VectorRolloutWorker
 
 _ANSWER_TIMEOUT_S = 10.0
 """For workers to say that they are alive."""
 _LEAST_WAIT_S = 1.0
 """Between two times of asking them."""
-
-
-class Samples(NamedTuple):
-    """A whole batch."""
-
-    batch: SampleBatch
-    episodes: list[RolloutMetrics]
-    failures: list[FailedEpisode]
-    time_s: float
-    num_workers: int
-    """Rollout workers that sampled it; 0 if the learner's own process did."""
-    weights_version: int
-    """Of the oldest weights that sampled a part of it, in updates of the actor."""
 
 
 class BatchSampler:
@@ -82,21 +73,21 @@ class BatchSampler:
             batch=concat_samples([part.batch for part in parts]),
             episodes=[episode for part in parts for episode in part.episodes],
             failures=[failure for part in parts for failure in part.failures],
-            time_s=time.perf_counter() - started,
-            num_workers=len({part.worker_index for part in parts if part.worker_index}),
+            workers={index for part in parts for index in part.workers},
             weights_version=min(part.weights_version for part in parts),
+            time_s=time.perf_counter() - started,
         )
 
-    def _sample_here(self, num_vector_steps: int, weights_version: int) -> Sampled:
+    def _sample_here(self, num_vector_steps: int, weights_version: int) -> Samples:
         self._local.weights_version = weights_version
         return self._local.sample_and_report(num_vector_steps)
 
-    def _sample_on(self, fleet: Fleet, num_vector_steps: int, version: int) -> list[Sampled]:
+    def _sample_on(self, fleet: Fleet, num_vector_steps: int, version: int) -> list[Samples]:
         num_envs = self._settings.resources.num_envs_per_env_runner
         weights = self._local.policy_map[DEFAULT_POLICY_ID].get_weights()
         # Once in the object store for all workers.
         broadcast = ray.put(Broadcast(weights, self._local.get_filters(), version))
-        parts: list[Sampled] = []
+        parts: list[Samples] = []
         self._has_raised = False
         barren_since: float | None = None
         while num_vector_steps > 0:
@@ -114,7 +105,7 @@ class BatchSampler:
                 raise all_lost(waited_s)
         return parts
 
-    def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Sampled]:
+    def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Samples]:
         """Asks each worker once; returns what has come home, in the order of their indices."""
         workers = list(fleet.ready.values())
         shares = [len(part) for part in np.array_split(range(num_vector_steps), len(workers))]
@@ -148,10 +139,10 @@ class BatchSampler:
                 )
         return asked.items()
 
-    def _take(self, fleet: Fleet, worker: Worker, ref: Any) -> Sampled | None:
+    def _take(self, fleet: Fleet, worker: Worker, ref: Any) -> Samples | None:
         """What a worker brought home, its filters merged; None if it is lost."""
         try:
-            sampled: Sampled = ray.get(ref)
+            sampled: Samples = ray.get(ref)
         except (RayTaskError, UnserializableException) as error:
             self._raise_if_it_recurs(worker, error)
             fleet.lose(worker.index, reason_of(error))
@@ -199,13 +190,103 @@ def pack(samples: Samples) -> dict[str, Any]:
     """Plain values for a checkpoint."""
     episodes = [(episode.episode_length, episode.episode_reward) for episode in samples.episodes]
     failures = [failure._asdict() for failure in samples.failures]
-    plain = {"batch": dict(samples.batch), "episodes": episodes, "failures": failures}
-    return samples._asdict() | plain
+    return {
+        "batch": dict(samples.batch),
+        "episodes": episodes,
+        "failures": failures,
+        "time_s": samples.time_s,
+        "num_workers": len(samples.workers),
+        "weights_version": samples.weights_version,
+    }
 
 
 def unpack(packed: dict[str, Any]) -> Samples:
     """What `pack` was given."""
     episodes = [RolloutMetrics(length, reward) for length, reward in packed["episodes"]]
     failures = [FailedEpisode(**failure) for failure in packed["failures"]]
-    batch = SampleBatch(packed["batch"])
-    return Samples(**packed | {"batch": batch, "episodes": episodes, "failures": failures})
+    return Samples(
+        batch=SampleBatch(packed["batch"]),
+        episodes=episodes,
+        failures=failures,
+        workers=set(range(1, packed["num_workers"] + 1)),
+        weights_version=packed["weights_version"],
+        time_s=packed["time_s"],
+    )
+
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Starts a call in a daemon thread, so that nobody waits for it at exit.
+
+    An exception stays with the call until its result is asked for.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Until the call has ended, well or not."""
+        self._thread.join()
+
+    def result(self) -> T:
+        """What the call returned; raises what it raised."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set, since there was no error
+
+    def result_or_none(self) -> T | None:
+        """What the call returned; None if it raised."""
+        self.wait()
+        return self._result
+
+
+def build_fleet(algorithm: Algorithm, resources: ResourceSettings) -> Fleet | None:
+    """The rollout workers of an algorithm, not started yet; None if it samples by itself.
+
+    In a Tune trial, those that a run cannot begin without live in the trial's placement group.
+    Those beyond are placed outside of it, wherever the cluster has room.
+    """
+    if resources.num_env_runners == 0:
+        return None
+    actor_class = ray.remote(
+        num_cpus=resources.num_cpus_per_env_runner,
+        max_restarts=0,  # a restarted actor would play the same episodes again
+        concurrency_groups={HEALTH: 1},
+    )(VectorRolloutWorker)
+    beyond = actor_class.options(
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=None)
+    )
+    config, env_creator = ray.put(algorithm.config), ray.put(algorithm.env_creator)
+    policy_class = algorithm.get_default_policy_class(algorithm.config)
+
+    def spawn(index: int, *, is_reserved: bool) -> ActorHandle:
+        return (actor_class if is_reserved else beyond).remote(
+            env_creator=env_creator,
+            validate_env=None,
+            default_policy_class=policy_class,
+            config=config,
+            worker_index=index,
+            num_workers=resources.num_env_runners,
+            log_dir=algorithm.logdir,
+            spaces=algorithm.spaces,
+        )
+
+    return Fleet(
+        spawn,
+        size=resources.num_env_runners,
+        num_reserved=resources.num_workers_to_begin_with,
+        lost_timeout_s=resources.lost_timeout_s,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.configs import ModelConfig
 from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
 from rl_service.common.errors import CheckpointError
 from rl_service.config.settings import Settings
@@ -89,7 +89,7 @@ def locate_base_model(settings: Settings, checkpoint: Path, given: str | None) -
         CheckpointError: if the model is not there, or the checkpoint is damaged.
     """
     model = settings.model
-    if not isinstance(model, LLMPolicyConfig) or model.base_model is None:
+    if model.base_model is None:
         return settings
     sha256 = _read(checkpoint).get("base_model")
     with suppress(FileNotFoundError):

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from custom_models.heads import Distribution, distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.flat_optimizer import FlatOptimizer, FlatParameters
+from rl_service.algorithms.batch import ActorRows, CriticChunks, LearnerBatch
+from rl_service.algorithms.optimizer import FlatOptimizer, FlatParameters
 from rl_service.algorithms.policy import ActorCriticPolicy
-from rl_service.algorithms.views import ActorRows, CriticChunks, LearnerBatch
 from rl_service.config.algorithms import TRPOSettings
 
 Product = Callable[[Tensor], Tensor]

@@ -195,7 +195,7 @@ def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
             from rl_service.runtime.ray_session import ray_session
 
             settings = loaded.settings
-            modules = ("rl_service.training.train", f"custom_models.{settings.model.name}")
+            modules = ("rl_service.training.train", settings.model.learner_module)
             with build_progress(out) as observer:
                 # Before Ray starts: if the process dies with it, this says where to look.
                 observer.on_message(f"log: {short_path(run.log_path)}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
+from custom_models.kinds import Kind, Kinds
 from rl_service.config.group import (
-    Group,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -15,8 +15,12 @@ from rl_service.config.group import (
 )
 
 
-class OnPolicySettings(Group):
-    """What every algorithm here has."""
+class OnPolicySettings(Kind):
+    """What every algorithm has.
+
+    An algorithm of your own derives from this class or from one below, and names its
+    implementation, a subclass of `rl_service.algorithms.base.OnPolicyAlgorithm`.
+    """
 
     critic_lr: PositiveFloat = 1e-3
     lr_schedule: Literal["constant", "linear"] = "constant"
@@ -34,6 +38,14 @@ class OnPolicySettings(Group):
     """Let the critic learn value targets that are normalised by their running mean and
     deviation; the same for every critic, saved with the weights."""
 
+    def env_steps_per_update(self, num_envs: int) -> int:
+        """Env steps between two updates of the policy.
+
+        Args:
+            num_envs: of all workers together.
+        """
+        return self.train_batch_size
+
     @property
     def critic_passes(self) -> int:
         """Passes of the critic over each batch."""
@@ -46,7 +58,9 @@ class OnPolicySettings(Group):
 
 
 class PPOSettings(OnPolicySettings):
-    name: Literal["ppo"] = "ppo"
+    kind: ClassVar[str] = "ppo"
+    implementation: ClassVar[str] = "rl_service.algorithms.ppo:PPO"
+
     actor_lr: PositiveFloat = 3e-4
     clip_param: PositiveFloat = 0.2
     vf_clip_param: PositiveFloat | None = None
@@ -76,7 +90,9 @@ class PPOSettings(OnPolicySettings):
 class A2CSettings(OnPolicySettings):
     """Short fragments, RMSprop and λ 1, as in Stable-Baselines3, whose fragments have 5 steps."""
 
-    name: Literal["a2c"] = "a2c"
+    kind: ClassVar[str] = "a2c"
+    implementation: ClassVar[str] = "rl_service.algorithms.a2c:A2C"
+
     actor_lr: PositiveFloat = 7e-4
     critic_lr: PositiveFloat = 7e-4
     lambda_: UnitFloat = 1.0
@@ -88,11 +104,16 @@ class A2CSettings(OnPolicySettings):
     train_batch_size has room for."""
     normalize_advantages: bool = False
 
+    def env_steps_per_update(self, num_envs: int) -> int:
+        return self.rollout_fragment_length * num_envs
+
 
 class TRPOSettings(OnPolicySettings):
     """Defaults are sb3-contrib's (KL limit, conjugate gradient, line search)."""
 
-    name: Literal["trpo"] = "trpo"
+    kind: ClassVar[str] = "trpo"
+    implementation: ClassVar[str] = "rl_service.algorithms.trpo:TRPO"
+
     max_kl: PositiveFloat = 0.01
     """δ: largest mean KL, in nats, between the policy before and after an update."""
     cg_iterations: PositiveInt = 15
@@ -124,4 +145,7 @@ class TRPOSettings(OnPolicySettings):
         return self.train_batch_size if self.critic_optimizer == "lbfgs" else self.minibatch_size
 
 
-AlgorithmSettings = Annotated[PPOSettings | A2CSettings | TRPOSettings, Field(discriminator="name")]
+ALGORITHMS = Kinds("algorithm", OnPolicySettings, A2CSettings, PPOSettings, TRPOSettings)
+"""What `algorithm.name` accepts."""
+AlgorithmField = Annotated[SerializeAsAny[OnPolicySettings], ALGORITHMS.validator(trusted=True)]
+"""An algorithm in the settings of a run."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rl_service.common.text import nearest
-from rl_service.config.algorithms import A2CSettings
-from rl_service.config.elasticity import THROUGHPUT
-from rl_service.config.settings import ResourceSettings, Settings
+from rl_service.config.settings import THROUGHPUT, ResourceSettings, Settings
 
 
 def check_arithmetic(settings: Settings) -> list[str]:
@@ -22,7 +20,7 @@ def _batch_problems(settings: Settings) -> list[str]:
     batch, minibatch = settings.algorithm.train_batch_size, settings.algorithm.critic_minibatch_size
     envs = settings.resources.num_envs_per_env_runner
     samplers = max(1, settings.resources.num_env_runners)
-    if isinstance(settings.algorithm, A2CSettings):
+    if settings.env_steps_per_update != batch:
         return _update_problems(settings)  # a whole number of updates implies all else
     problems = []
     if minibatch > batch:

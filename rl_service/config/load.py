@@ -12,10 +12,15 @@ import yaml
 
 from rl_service.common.errors import SettingsError
 from rl_service.common.text import nearest, one_line
-from rl_service.config.aliases import PAPER_MODELS, resolve_env_id
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.layers import GROUPS, Layer, merge, source_of, winner
-from rl_service.config.presets import find_preset, preset_path, resolve_settings_file
+from rl_service.config.presets import (
+    PAPER_MODELS,
+    find_preset,
+    preset_path,
+    resolve_env_id,
+    resolve_settings_file,
+)
 from rl_service.config.schema import validate
 from rl_service.config.settings import Settings, StopSettings
 from rl_service.config.yaml_text import parse_yaml, read_yaml_mapping

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from custom_models.configs import ModelConfig
+from custom_models.configs import MODELS
+from custom_models.kinds import UNKNOWN_KIND, Kinds
 from rl_service.common.text import nearest, one_line
-from rl_service.config.algorithms import AlgorithmSettings
-from rl_service.config.aliases import PAPER_MODELS
+from rl_service.config.algorithms import ALGORITHMS
 from rl_service.config.layers import GROUPS
+from rl_service.config.presets import PAPER_MODELS
 from rl_service.config.settings import Settings
 
-
-def _variants(union: Any) -> dict[str, type[BaseModel]]:
-    """Members of an annotated union of settings by their name, in its order."""
-    members = get_args(get_args(union)[0])
-    return dict(sorted((each.model_fields["name"].default, each) for each in members))
-
-
-VARIANTS = {"model": _variants(ModelConfig), "algorithm": _variants(AlgorithmSettings)}
+KINDS: dict[str, Kinds[Any]] = {"model": MODELS, "algorithm": ALGORITHMS}
 """Groups whose keys depend on their `name`."""
 
 Names = dict[str, str]
-"""The name given for each group of `VARIANTS`."""
+"""The name given for each group of `KINDS`."""
 
 SourceOf = Callable[[str, str | None], str | None]
 
@@ -43,14 +37,14 @@ def validate(raw: dict[str, Any], source_of: SourceOf) -> tuple[Settings | None,
     try:
         return Settings.model_validate(raw), []
     except ValidationError as error:
-        names = {group: str(raw.get(group, {}).get("name")) for group in VARIANTS}
+        names = {group: str(raw.get(group, {}).get("name")) for group in KINDS}
         details = [*error.errors(), *_under_unknown_names(raw, names)]
         return None, [_problem(detail, names, source_of) for detail in details]
 
 
 def _under_unknown_names(raw: dict[str, Any], names: Names) -> list[Any]:
     """What else is wrong in groups of unknown name: values that the default's keys refuse."""
-    unknown = [group for group, name in names.items() if name not in VARIANTS[group]]
+    unknown = [group for group, name in names.items() if KINDS[group].get(name) is None]
     if not unknown:
         return []
     defaults = {group: getattr(Settings(), group).name for group in unknown}
@@ -68,9 +62,9 @@ def _under_unknown_names(raw: dict[str, Any], names: Names) -> list[Any]:
 
 
 def known_keys(group: str, names: Names) -> list[str]:
-    """Keys of a group; those of a group of `VARIANTS` depend on its name."""
-    if group in VARIANTS:
-        config = VARIANTS[group].get(names[group])
+    """Keys of a group; those of a group of `KINDS` depend on its name."""
+    if group in KINDS:
+        config = KINDS[group].get(names[group])
         return list(config.model_fields) if config else []
     annotation = Settings.model_fields[group].annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -86,10 +80,12 @@ def _problem(detail: Any, names: Names, source_of: SourceOf) -> str:
     name = ".".join(path)
     if detail["type"] == "extra_forbidden":
         return f"unknown setting {name}{where}; {_key_hint(path, names)}"
-    if detail["type"] == "union_tag_invalid":
-        more = tuple(PAPER_MODELS) if group == "model" else ()
-        return _unknown_name(group, names[group], (*VARIANTS[group], *more))
     reason = one_line(detail["msg"])
+    if detail["type"] == UNKNOWN_KIND:
+        if ":" in names[group]:
+            return f"{group}.name={names[group]}{where}: {reason}"
+        more = tuple(PAPER_MODELS) if group == "model" else ()
+        return _unknown_name(group, names[group], (*KINDS[group].ours, *more))
     if detail["type"] == "value_error":  # from a check of our own, which names the settings
         return f"{name}{where if key else ''}: {reason.removeprefix('Value error, ')}"
     reason = reason.replace("Input should", "must").replace("a valid integer", "an integer")
@@ -97,11 +93,8 @@ def _problem(detail: Any, names: Names, source_of: SourceOf) -> str:
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """Names as the user writes them: without the tags of a variant and of a mapping's key."""
-    names = [str(part) for part in loc if part != "[key]"]
-    if len(names) > 1 and names[1] in VARIANTS.get(names[0], {}):
-        del names[1]
-    return names
+    """Names as the user writes them: without the tag of a mapping's key."""
+    return [str(part) for part in loc if part != "[key]"]
 
 
 def _unknown_name(kind: str, name: str, known: tuple[str, ...]) -> str:
@@ -115,8 +108,8 @@ def _key_hint(path: list[str], names: Names) -> str:
     group = folders[0] if folders else None
     siblings = known_keys(group, names) if group else list(Settings.model_fields)
     elsewhere = next((full for full in _all_keys(names) if full.split(".")[-1] == key), None)
-    if group in VARIANTS and elsewhere is None:
-        owners = [name for name, each in VARIANTS[group].items() if key in each.model_fields]
+    if group in KINDS and elsewhere is None:
+        owners = [name for name, each in KINDS[group].ours.items() if key in each.model_fields]
         if owners:
             return (
                 f"it is a setting of the {group} {' and '.join(owners)}, and this run's {group} "

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from custom_models.configs import GPT2CriticConfig, ModelConfig
-from rl_service.config.algorithms import A2CSettings, AlgorithmSettings, PPOSettings
-from rl_service.config.elasticity import ElasticitySettings
+from custom_models.configs import GPT2CriticConfig, ModelField
+from rl_service.config.algorithms import AlgorithmField, PPOSettings
 from rl_service.config.group import (
     Group,
     NonNegativeFloat,
@@ -33,6 +32,49 @@ class EnvSettings(Group):
     """Divide rewards by the running deviation of the discounted return (learning only)."""
     max_failed_episodes: NonNegativeInt = 100
     """Episodes that may fail with an exception, NaN or infinity; one more ends the run."""
+
+
+THROUGHPUT = "throughput"
+"""The scaling policy that is there by name; others are `module:function`."""
+
+
+class ElasticitySettings(Group):
+    """Part of the group `resources`; read with `num_env_runners`, the workers at the start."""
+
+    max_env_runners: PositiveInt | None = None
+    """Most rollout workers. None: their number stays `num_env_runners`."""
+    min_env_runners: PositiveInt = 1
+    """Fewest, also where the cluster has no room for them at the moment."""
+    autoscaling_policy: str = THROUGHPUT
+    """`throughput`: from measured times. `module:function`: your own."""
+    target_sampling_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """Share of an iteration in which the learner may wait for samples."""
+    up_delay_iterations: PositiveInt = 1
+    """Iterations in a row that must ask for more workers before there are more."""
+    down_delay_iterations: PositiveInt = 10
+    """Iterations in a row that must ask for fewer workers before one leaves."""
+    max_scaling_step: PositiveInt = 2
+    """Most workers that come or go at a time."""
+    max_worker_hours: PositiveFloat | None = None
+    """Worker-hours that the run may take; once spent, `min_env_runners` go on. None: no limit."""
+    worker_timeout_s: PositiveFloat = 120.0
+    """A worker none of whose environments finished a step or a reset for that long is hung and is
+    replaced."""
+    lost_timeout_s: PositiveFloat = 600.0
+    """How long a run waits for a rollout worker when none is left, before it saves and ends."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_removed(cls, values: Any) -> Any:
+        """Runs and experiments of earlier releases have written `autoscaling_schedule: {}`."""
+        if isinstance(values, dict) and values.get("autoscaling_schedule") == {}:
+            return {key: value for key, value in values.items() if key != "autoscaling_schedule"}
+        return values
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change."""
+        return self.max_env_runners is not None
 
 
 class ResourceSettings(ElasticitySettings):
@@ -123,8 +165,8 @@ class TrackingSettings(Group):
 
 class Settings(Group):
     env: EnvSettings = EnvSettings()
-    model: ModelConfig = GPT2CriticConfig()
-    algorithm: AlgorithmSettings = PPOSettings()
+    model: ModelField = GPT2CriticConfig()
+    algorithm: AlgorithmField = PPOSettings()
     resources: ResourceSettings = ResourceSettings()
     stop: StopSettings = StopSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -143,10 +185,8 @@ class Settings(Group):
 
         Made of the workers at the start: those that come and go share out the same batch.
         """
-        if not isinstance(self.algorithm, A2CSettings):
-            return self.algorithm.train_batch_size
         num_envs = max(1, self.resources.num_env_runners) * self.resources.num_envs_per_env_runner
-        return self.algorithm.rollout_fragment_length * num_envs
+        return self.algorithm.env_steps_per_update(num_envs)
 
     @property
     def total_env_steps(self) -> int | None:

@@ -20,10 +20,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from custom_models.actor import Actor
-from custom_models.configs import LLMPolicyConfig, ModelConfig
+from custom_models.configs import ModelConfig
 from custom_models.critic import Critic
 from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
-from custom_models.nets import ActorCritic, build_actor, build_critic
+from custom_models.nets import ActorCritic
 from rl_service.common.errors import BundleError
 from rl_service.common.replace import replacing_folder
 from rl_service.common.text import brief
@@ -38,7 +38,6 @@ from rl_service.policies.files import (
     read_errors,
 )
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
-from rl_service.policies.pretrained import check_prompts
 from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import (
     BaseModelSpec,
@@ -51,7 +50,7 @@ from rl_service.policies.spec import (
     read_spec,
     space_spec,
 )
-from rl_service.rollout.normalization import ObservationNormalizer
+from rl_service.rollout.filters import ObservationNormalizer
 
 _ACTOR, _CRITIC = "actor.", "critic."
 
@@ -155,7 +154,7 @@ def load_bundle(path: str | Path, base_model: str | None = None) -> BundledPolic
     model = _with_base_model(path, spec, base_model)
     policy = BundledPolicy(_fit_actor(path / WEIGHTS_FILE, own, spec, model), spec)
     _check_parity(policy, path)
-    if isinstance(spec.model, LLMPolicyConfig) and torch.cuda.is_available():
+    if spec.model.has_language_model and torch.cuda.is_available():
         policy.actor.cuda()
     return policy
 
@@ -168,7 +167,7 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
             model, which the bundle does not hold, or began as a GPT-2 of unusual make.
     """
     spec = read_spec(path)
-    if isinstance(spec.model, LLMPolicyConfig) and spec.model.critic == "hidden_state":
+    if spec.model.critic_reads_features:
         raise BundleError(f"the critic of {path} reads hidden states, so it cannot be asked alone")
     gpt2 = spec.model.gpt2_settings
     if gpt2 is not None and gpt2.pretrained is not None:  # a stranger's path is not opened
@@ -181,7 +180,9 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
     own = {k.removeprefix(_CRITIC): v for k, v in weights.items() if k.startswith(_CRITIC)}
     try:
         with torch.device("meta"):  # as for the actor: shapes before memory
-            critic = build_critic(spec.model, spec.observation_space.size, spec.action_spec, 0)
+            critic = spec.model.import_net().build_critic(
+                spec.model, spec.observation_space.size, spec.action_spec, 0
+            )
     except (RuntimeError, ValueError, OSError) as error:
         raise BundleError(f"{path} describes a critic that cannot be built") from error
     _check_layout(path / WEIGHTS_FILE, _CRITIC, critic.state_dict(), own)
@@ -191,7 +192,7 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
 
 def _named_base_model(config: ModelConfig) -> tuple[ModelConfig, BaseModelSpec | None]:
     """The settings of a model and its base model, whose folder is left out but for its name."""
-    if not isinstance(config, LLMPolicyConfig) or config.base_model is None:
+    if config.base_model is None:
         return config, None
     folder = find_model(config.base_model)
     name = os.path.basename(os.path.abspath(folder))
@@ -249,8 +250,8 @@ def _fit_actor(
     sizes = spec.observation_space.size, spec.action_spec
     outline, expected = _outline(path, spec, model)
     _check_layout(path, _ACTOR, expected, weights)
-    if isinstance(model, LLMPolicyConfig):
-        actor = build_actor(model, *sizes)
+    if model.has_language_model:
+        actor = model.import_net().build_actor(model, *sizes)
         actor.load_state_dict(weights, strict=False)
     else:
         actor = outline
@@ -275,21 +276,16 @@ def _check_layout(
 def _outline(path: Path, spec: PolicySpec, model: ModelConfig) -> tuple[Actor, dict[str, Tensor]]:
     """The described actor and the weights of its own: shapes without memory."""
     sizes = spec.observation_space.size, spec.action_spec
-    on_base_model = False
-    problems: list[str] = []
     try:
-        if isinstance(model, LLMPolicyConfig):
-            problems = check_prompts(model, *sizes)
-            on_base_model = model.pretrained is not None and not model.random_weights
-            if on_base_model:
-                model = model.model_copy(update={"random_weights": True})
+        problems = model.prompt_problems(*sizes)
+        light = model.without_base_weights()
         with torch.device("meta"):
-            actor = build_actor(model, *sizes)
+            actor = light.import_net().build_actor(light, *sizes)
     except Exception as error:  # sizes that do not fit each other or torch, in a stranger's file
         raise BundleError(f"{path.parent} describes a net that cannot be built") from error
     if problems:
         raise BundleError(f"{path.parent} cannot be used: {problems[0]}")
-    return actor, actor.trainable_state() if on_base_model else actor.own_state()
+    return actor, actor.own_state() if light is model else actor.trainable_state()
 
 
 def _with_base_model(path: Path, spec: PolicySpec, given: str | None) -> ModelConfig:
@@ -298,7 +294,7 @@ def _with_base_model(path: Path, spec: PolicySpec, given: str | None) -> ModelCo
     The bundle holds what differs from it, and its SHA-256: what it is called, which may be a path
     in bundles that were written earlier, opens nothing.
     """
-    if spec.base_model is None or not isinstance(spec.model, LLMPolicyConfig):
+    if spec.base_model is None:
         return spec.model
     name = os.path.basename(spec.base_model.name)
     try:

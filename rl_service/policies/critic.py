@@ -11,7 +11,8 @@ import torch
 from custom_models.critic import PADDING_SEGMENT, Chunks, Critic
 from custom_models.history import History
 from custom_models.spaces import FloatArray
-from rl_service.rollout.normalization import ObservationNormalizer
+from rl_service.common.errors import BundleError
+from rl_service.rollout.filters import ObservationNormalizer
 
 
 class CriticRunner:
@@ -55,6 +56,7 @@ class CriticRunner:
         chunks = Chunks(
             obs=torch.from_numpy(obs),
             actions=torch.from_numpy(np.concatenate([history.actions, unseen], axis=1)),
+            rewards=torch.zeros(batch, length),
             timesteps=torch.from_numpy((timesteps[:, None] + back).clip(0)),
             segment_ids=torch.from_numpy(np.where(there, 0, PADDING_SEGMENT)),
         )
@@ -66,12 +68,14 @@ def critic_of(path: Path) -> CriticRunner:
     """The critic of a bundle that `load_bundle` has accepted.
 
     Raises:
-        BundleError: if it cannot be read, or if its critic reads the hidden states of a language
-            model.
+        BundleError: if it cannot be read, or if its critic reads rewards, or the hidden states
+            of a language model.
     """
     from rl_service.policies.bundle import read_critic
 
     critic, spec = read_critic(path)
+    if critic.reads_rewards:
+        raise BundleError(f"the critic of {path} reads rewards, so it cannot be asked alone")
     return CriticRunner(
         critic,
         spec.context_length,

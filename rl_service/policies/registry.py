@@ -257,9 +257,9 @@ class PolicyRegistry:
 
 
 def _default_name(spec: PolicySpec) -> str:
-    algorithm = spec.provenance.get("algorithm")
-    parts = [spec.env.id, spec.model.name]
-    return as_policy_name(*parts, *([algorithm] if isinstance(algorithm, str) else []))
+    algorithm = str(spec.provenance.get("algorithm") or "")
+    parts = [spec.env.id, spec.model.short_name, algorithm.rpartition(":")[2]]
+    return as_policy_name(*(part for part in parts if part))
 
 
 def _is_name(text: str) -> bool:

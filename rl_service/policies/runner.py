@@ -14,7 +14,7 @@ from custom_models.heads import distribution
 from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.common.errors import ObservationError
-from rl_service.rollout.normalization import ObservationNormalizer
+from rl_service.rollout.filters import ObservationNormalizer
 
 
 @dataclass(frozen=True)

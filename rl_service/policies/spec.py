@@ -14,7 +14,8 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from custom_models.configs import ContextLength, ModelConfig, ModelName
+from custom_models.configs import ContextLength, ModelConfig, ModelName, StrangersModelField
+from custom_models.kinds import UNKNOWN_KIND
 from custom_models.spaces import ActionSpec
 from rl_service.common.errors import BundleError
 from rl_service.common.text import brief
@@ -29,7 +30,7 @@ from rl_service.policies.files import (
     open_file,
     read_errors,
 )
-from rl_service.rollout.normalization import ObservationNormalizer
+from rl_service.rollout.filters import ObservationNormalizer
 
 FORMAT_VERSION: Final = 1
 _MAX_WEIGHTS_BYTES = 9 * 2**30
@@ -188,7 +189,7 @@ class PolicySpec(_Strict):
     action_mapping: Literal["offset", "clip_and_scale"]
     """From policy to env actions. `offset`: add `start`. `clip_and_scale`: -1 and 1 are the
     bounds; what lies outside is clipped (an unbounded dimension is passed on as it is)."""
-    model: ModelConfig
+    model: StrangersModelField
     base_model: BaseModelSpec | None = None
     context_length: ContextLength
     """Steps of the episode that the critic read in training."""
@@ -308,6 +309,8 @@ def _parse(schema: type[Schema], text: bytes, path: Path) -> Schema:
     try:
         return schema.model_validate_json(text, strict=True)
     except ValidationError as error:
+        if error.errors()[0]["type"] == UNKNOWN_KIND:  # which is no damage
+            raise BundleError(f"{path} cannot be read: {first_problem(error)}") from error
         raise BundleError(
             f"{path} is no {FORMAT} file: {first_problem(error)}; copy the bundle again"
         ) from error

@@ -12,13 +12,11 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from custom_models.kinds import callables_of, import_own
 from rl_service.common.errors import SettingsError
 from rl_service.common.text import nearest, one_line
-from rl_service.config.elasticity import THROUGHPUT
-from rl_service.config.own_modules import callables_of, import_own
-from rl_service.config.settings import ResourceSettings
-from rl_service.rollout.load import Load
-from rl_service.rollout.throughput import Proposal, ThroughputPolicy
+from rl_service.config.settings import THROUGHPUT, ResourceSettings
+from rl_service.rollout.throughput import Load, Proposal, ThroughputPolicy
 
 __all__ = ["Autoscaler", "Decision", "Load", "check_policy"]
 

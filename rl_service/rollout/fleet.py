@@ -26,8 +26,7 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 
 from rl_service.common.errors import TrainingFailedError, WorkersLostError
-from rl_service.rollout.actors import reason_of
-from rl_service.rollout.starting import BackOff, Spawn, Start, Starts
+from rl_service.rollout.starting import BackOff, Spawn, Start, Starts, reason_of
 
 logger = logging.getLogger(__name__)
 

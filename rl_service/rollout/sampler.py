@@ -17,11 +17,9 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.history import History, RunningHistory
 from custom_models.spaces import ActionSpec
 from rl_service.rollout.env_failures import FailedEpisode
-from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
-from rl_service.rollout.fragments import Columns
-from rl_service.rollout.stepping import Array, Stepped, Stepping
-from rl_service.rollout.steps import Place, Steps, next_context
+from rl_service.rollout.fragments import Columns, Place, Steps, next_context
+from rl_service.rollout.stepping import Array, SeededEpisodes, Stepped, Stepping
 
 _EPISODES_PER_ENV = 1 << 20
 """Width of the range of episode ids that one env of one worker may use."""

@@ -15,8 +15,6 @@ from collections import deque
 from statistics import median_low
 from typing import NamedTuple
 
-from rl_service.rollout.load import Load
-
 LEAST_GAIN = 0.02
 """Share of an iteration that a worker must save. Medians of iterations repeat to a few percent, so
 less could not even be seen; and the ninth worker already costs a tenth more for it."""
@@ -251,3 +249,30 @@ class SampleTimes:
             squares += distance * distance
         shared = min(max(products / squares, 0.0), here * self.anchor)
         return Model(here - shared / self.anchor, shared)
+
+
+class Load(NamedTuple):
+    """Measures of one iteration."""
+
+    iteration: int
+    """Iterations done, this one included."""
+    env_steps: int
+    """Steps sampled since the run began."""
+    num_workers: int
+    """Workers that sampled the batch of this iteration: after a change, still those before it."""
+    num_alive: int
+    """Workers that can sample now."""
+    num_starting: int
+    """Workers that were asked for and cannot sample yet."""
+    sample_time_s: float
+    """Time that sampling the batch took."""
+    learn_time_s: float
+    """Time that learning from it took, actor and critic."""
+    learn_actor_time_s: float
+    """Share of it until the actor was updated; the next batch is sampled after that."""
+    iteration_time_s: float
+    """Duration of the iteration, waiting included."""
+    max_placeable: int | None
+    """Workers, those alive included, that the cluster has or can get CPUs for; None: not known."""
+    worker_hours: float
+    """Hours of all workers since the run began."""

@@ -26,10 +26,15 @@ from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.envs import make_env
-from rl_service.rollout.episodes import SeededEpisodes
-from rl_service.rollout.filters import OBSERVATIONS, RETURNS, ReturnScaler, RunningFilter
-from rl_service.rollout.normalization import RunningMeanStd
+from rl_service.rollout.filters import (
+    OBSERVATIONS,
+    RETURNS,
+    ReturnScaler,
+    RunningFilter,
+    RunningMeanStd,
+)
 from rl_service.rollout.sampler import Acted, VectorSampler
+from rl_service.rollout.stepping import SeededEpisodes
 from rl_service.runtime.process import prepare_process, seed_process, spare_the_collector
 
 logger = logging.getLogger(__name__)
@@ -49,17 +54,22 @@ class Broadcast(NamedTuple):
     """Updates that the actor has behind it."""
 
 
-class Sampled(NamedTuple):
-    """What one request to sample brings home."""
+class Samples(NamedTuple):
+    """What one request to sample brings home, or all requests for a batch together."""
 
     batch: SampleBatch
-    filters: dict[str, RunningFilter]
-    """Statistics; their buffers hold what this worker has seen since the last request."""
+    """Rows of fragments."""
     episodes: list[RolloutMetrics]
+    """Those that ended."""
     failures: list[FailedEpisode]
-    worker_index: int
+    workers: set[int]
+    """Indices of the rollout workers that sampled; none if the learner's own process did."""
     weights_version: int
-    """Of the weights that sampled: how many updates the actor had behind it."""
+    """Of the oldest weights that sampled a part of it: how many updates the actor had behind it."""
+    time_s: float = 0.0
+    """That the batch took."""
+    filters: dict[str, RunningFilter] = {}  # noqa: RUF012, never written
+    """A worker's statistics; their buffers hold what it has seen since its last request."""
 
 
 def create_env(context: EnvContext) -> SeededEpisodes:
@@ -88,7 +98,9 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
     def _build_sampler(self) -> VectorSampler:
         policy = self.policy_map[DEFAULT_POLICY_ID]
         envs = self.async_env.get_sub_environments()
-        returns = self.filters.get(RETURNS)
+        returns, scaler = self.filters.get(RETURNS), None
+        if returns is not None:
+            scaler = ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma)
         return VectorSampler(
             envs,
             self._act,
@@ -96,8 +108,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             num_context_steps=num_context_steps(policy.view_requirements),
             acting_context_length=acting_context_length(policy.view_requirements),
             obs_filter=self.filters.get(OBSERVATIONS),
-            return_scaler=returns
-            and ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma),
+            return_scaler=scaler,
             worker_index=self.worker_index,
             max_failures=self.config.settings.env.max_failed_episodes,
         )
@@ -137,7 +148,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         envs = () if self._vector_sampler is None else self._vector_sampler.envs
         return time.monotonic() - max([self._alive_at, *(env.alive_at for env in envs)])
 
-    def request(self, num_vector_steps: int, broadcast: Broadcast) -> Sampled:
+    def request(self, num_vector_steps: int, broadcast: Broadcast) -> Samples:
         """One round trip: takes weights and filters, samples, gives away what was seen."""
         self._alive_at = time.monotonic()
         self.policy_map[DEFAULT_POLICY_ID].set_weights(broadcast.weights)
@@ -145,17 +156,17 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         self.weights_version = broadcast.weights_version
         return self.sample_and_report(num_vector_steps)
 
-    def sample_and_report(self, num_vector_steps: int) -> Sampled:
+    def sample_and_report(self, num_vector_steps: int) -> Samples:
         """Samples with the weights that are there, and gives away what was seen."""
         batch = self.sample(num_vector_steps)
         filters = self.get_filters(flush_after=True)
-        return Sampled(
+        return Samples(
             batch,
-            filters,
             self.get_metrics(),
             self.get_failures(),
-            self.worker_index,
+            {self.worker_index} - {0},
             self.weights_version,
+            filters=filters,
         )
 
     def sample(self, num_vector_steps: int | None = None, **kwargs: Any) -> SampleBatch:

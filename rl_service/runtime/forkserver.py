@@ -28,7 +28,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-TRAINING_MODULES = ("rl_service.algorithms.registry", "rl_service.training.trainer")
+TRAINING_MODULES = ("rl_service.algorithms.ppo", "rl_service.training.trainer")
 """What the workers of a training import."""
 
 # $1: Python, $2: this file, $3 and $4: token and modules; the rest is of Ray. Another node may have

@@ -6,12 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from custom_models.configs import LLMPolicyConfig
 from custom_models.spaces import ActionSpec, observation_size
 from rl_service.common.errors import EnvError, RegistryError
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
-from rl_service.policies.pretrained import check_pretrained, check_prompts
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.policies.spec import problems_of_bundles
 from rl_service.rollout.autoscaler import check_policy
@@ -31,7 +29,7 @@ def check_settings(settings: Settings) -> list[str]:
 
 def check_machine(settings: Settings) -> list[str]:
     """The reasons in the environment, the weights, the registry, a scaling policy, CPUs, GPUs."""
-    problems = [*_env_problems(settings), *check_pretrained(settings.model)]
+    problems = [*_env_problems(settings), *settings.model.weights_problems()]
     problems += check_policy(settings.resources)
     problems += _registry_problems(settings.tracking.registry)
     if not os.environ.get("RAY_ADDRESS"):
@@ -47,9 +45,7 @@ def _env_problems(settings: Settings) -> list[str]:
         return [str(error)]
     size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
     problems = problems_of_bundles(settings.model, size, spec.num_dist_inputs)
-    if isinstance(settings.model, LLMPolicyConfig):
-        problems += check_prompts(settings.model, size, spec)
-    return problems
+    return [*problems, *settings.model.prompt_problems(size, spec)]
 
 
 def _registry_problems(root: str | None) -> list[str]:

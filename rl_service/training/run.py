@@ -24,6 +24,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,8 @@ class Run:
         """
         if settings == self.settings:
             return self
-        changed = Run(self.path, settings)
-        if changed.bundle_path != self.bundle_path and self.bundle_path.exists():
-            with output_errors(changed.bundle_path):  # its base model lies elsewhere now
-                self.bundle_path.rename(changed.bundle_path)
         write_atomic(self.path / _CONFIG, dump_settings(settings))
-        return changed
+        return Run(self.path, settings)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -149,15 +146,19 @@ class Run:
         """Output of Ray and of the libraries."""
         return self.path / "log.txt"
 
-    @property
+    @cached_property
     def bundle_path(self) -> Path:
         """Folder of the run's best policy."""
         settings = self.settings
-        # Of what a resumed run cannot change, so that it finds its bundle again.
-        fixed = settings.model_dump_json(include={"env", "model", "seed"})
-        digest = hashlib.sha256((fixed + self.run_id).encode()).hexdigest()[:10]
-        name = Path(settings.model.name, as_folder_name(settings.env.id), digest)
-        return self.output_dir / "checkpoints" / name
+        name = Path(settings.model.short_name, as_folder_name(settings.env.id))
+        folder = self.output_dir / "checkpoints" / name
+        path = folder / hashlib.sha256(self.run_id.encode()).hexdigest()[:10]
+        if path.exists():
+            return path
+        # Runs of earlier releases hashed their settings, too.
+        written = f'"run_id": "{self.run_id}"'
+        found = (s for s in folder.glob("*/policy.json") if written in s.read_text("utf-8"))
+        return next((spec.parent for spec in found), path)
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -204,7 +205,7 @@ def _lock_or_refuse(descriptor: int, path: Path) -> None:
 
 
 def _experiment(settings: Settings) -> str:
-    default = f"{settings.model.name}_{settings.algorithm.name}_{settings.env.id}"
+    default = f"{settings.model.short_name}_{settings.algorithm.short_name}_{settings.env.id}"
     return as_folder_name(settings.tracking.experiment or default)
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_service.algorithms.registry import build_algorithm
+from rl_service.algorithms.config import build_algorithm
 from rl_service.common.errors import CheckpointError
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.config.settings import ResourceSettings, Settings
 from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.autoscaler import Autoscaler, Load
 from rl_service.rollout.fleet import Fleet
-from rl_service.runtime.capacity import Capacity
+from rl_service.runtime.ray_session import Capacity
 from rl_service.training.evaluation import EvaluationResult, evaluate
 
 EVALUATION_SEED_OFFSET = 1_000_000

@@ -145,5 +145,5 @@ def _best_seed(plan: TuningPlan, checkpoint: Path, base_model: str | None) -> in
 
 def _destination(settings: Settings, experiment: str) -> Path:
     """Beside the bundles of trainings; the experiment's name takes the place of a run's hash."""
-    name = Path(settings.model.name, as_folder_name(settings.env.id), experiment)
+    name = Path(settings.model.short_name, as_folder_name(settings.env.id), experiment)
     return Path(os.path.abspath(settings.tracking.output_dir), "checkpoints", name)

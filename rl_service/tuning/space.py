@@ -11,7 +11,7 @@ from typing import Any
 from rl_service.common.errors import SettingsError
 from rl_service.config.layers import GROUPS, Layer
 from rl_service.config.load import checked
-from rl_service.config.schema import VARIANTS
+from rl_service.config.schema import KINDS
 from rl_service.config.settings import Settings
 from rl_service.tuning.domains import Coordinate, Domain, Value
 
@@ -112,12 +112,12 @@ class SearchSpace:
     def fixed(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Settings that are never drawn, where the drawn ones have the values."""
         fixed = self._base_by_key
-        for group, kinds in VARIANTS.items():
+        for group, kinds in KINDS.items():
             kind = kinds.get(str(values.get(f"{group}.name", self._base_by_key[f"{group}.name"])))
             if kind is None or kind is type(getattr(self.base, group)):
                 continue
             others = {k: v for k, v in fixed.items() if not k.startswith(f"{group}.")}
-            defaults = kind.model_construct().model_dump(mode="json")
+            defaults = kind().model_dump(mode="json")
             fixed = others | {f"{group}.{name}": value for name, value in defaults.items()}
         return {key: value for key, value in fixed.items() if key not in self.domains}
 
@@ -153,7 +153,7 @@ class SearchSpace:
         Another model or algorithm has other settings; those of the base would be unknown to it.
         """
         base = self.base.model_dump(mode="json")
-        for group in VARIANTS:
+        for group in KINDS:
             name = values.get(f"{group}.name", base[group]["name"])
             if name != base[group]["name"]:
                 base[group] = {"name": name}
@@ -202,7 +202,7 @@ def _key_problems(space: SearchSpace) -> list[str]:
 
 def _condition_problems(space: SearchSpace) -> list[str]:
     known = {*space.domains, *space.base.by_key()}
-    for group in VARIANTS:
+    for group in KINDS:
         name = space.domains.get(f"{group}.name")
         for value in name.ends if name else []:
             known |= set(space.fixed({f"{group}.name": value}))

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rl_service.rollout.load import Load
+from rl_service.rollout.throughput import Load
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.machine import num_cores
 from tests.benchmarks.record import Raw

@@ -28,6 +28,7 @@ def random_chunks(num_chunks: int, num_steps: int) -> Chunks:
     return Chunks(
         obs=torch.randn(*shape, OBSERVATION_SIZE),
         actions=torch.randint(NUM_ACTIONS, shape),
+        rewards=torch.randn(shape),
         timesteps=torch.arange(100, 100 + num_steps).expand(shape).contiguous(),
         segment_ids=torch.zeros(shape, dtype=torch.int64),
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from custom_models.configs import ModelConfig
-from rl_service.config.algorithms import AlgorithmSettings
+from custom_models.configs import MODELS
+from rl_service.config.algorithms import ALGORITHMS
 from tests.conftest import Command, WriteTestBundle
 
 ROOT = Path(__file__).parents[2]
@@ -130,9 +128,8 @@ def test_every_command_has_help(rl_service: Command, command: str) -> None:
 
 def test_the_help_of_train_names_every_model_and_algorithm(rl_service: Command) -> None:
     shown = rl_service("train", "--help").out
-    unions = (get_args(get_args(kind)[0]) for kind in (ModelConfig, AlgorithmSettings))
-    for kind in itertools.chain(*unions):
-        assert kind.model_fields["name"].default in shown
+    for name in (*MODELS.ours, *ALGORITHMS.ours):
+        assert name in shown
 
 
 def test_help_loads_neither_torch_nor_ray() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import ray
 
-from rl_service.algorithms.background import Background
 from rl_service.algorithms.base import OnPolicyAlgorithm
+from rl_service.algorithms.sampling import Background
 from rl_service.common.errors import TrainingFailedError, WorkersLostError
 from rl_service.config.settings import EnvSettings, Settings
 from rl_service.training.run import Run

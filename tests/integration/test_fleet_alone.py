@@ -17,7 +17,7 @@ from rl_service.config.settings import ResourceSettings
 from rl_service.rollout import fleet as fleet_module
 from rl_service.rollout import starting
 from rl_service.rollout.fleet import Fleet, FleetState
-from rl_service.runtime import capacity
+from rl_service.runtime import ray_session
 from rl_service.training.trainer import Scaling
 from tests.support.plain_workers import FAILS, HANGS, Plain
 from tests.support.small_runs import small_settings
@@ -153,7 +153,7 @@ def test_a_checkpoint_keeps_the_state_of_those_that_are_not_back_yet(plain: Fixt
 def test_no_more_workers_are_asked_for_than_find_room(
     plain: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "_LIFETIME_S", 0.2)
+    monkeypatch.setattr(ray_session, "_LIFETIME_S", 0.2)
     resources = ResourceSettings(
         num_env_runners=1,
         max_env_runners=6,

@@ -18,8 +18,7 @@ from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
 from custom_models.model_store import STORE_VARIABLE
-from rl_service.algorithms.batch import build_learner_batch, critic_inputs
-from rl_service.algorithms.views import shuffled
+from rl_service.algorithms.batch import build_learner_batch, critic_inputs, shuffled
 from rl_service.cli.train import _resumed as resumed
 from rl_service.common.errors import BundleError, CheckpointError, ObservationError
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings

@@ -13,7 +13,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 from rl_service.algorithms.config import build_config
-from rl_service.algorithms.ppo import PPO, PPOPolicy
+from rl_service.algorithms.ppo import PPOPolicy
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
 from rl_service.rollout.fragments import ACTOR_INPUTS, COLUMNS, segment_ids
@@ -39,7 +39,7 @@ def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int)
     worker = worker_class(
         env_creator=create_env,
         default_policy_class=PPOPolicy,
-        config=build_config(settings, PPO),
+        config=build_config(settings),
         worker_index=0,
         num_workers=0,
     )

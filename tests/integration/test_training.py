@@ -13,13 +13,13 @@ from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.configs import MLPConfig, ModelConfig
 from custom_models.critic import Chunks
-from rl_service.algorithms.registry import build_algorithm
+from rl_service.algorithms.config import build_algorithm
 from rl_service.common.errors import CheckpointError, TrainingFailedError
 from rl_service.config.settings import (
     ResourceSettings,
 )
 from rl_service.policies import load_bundle
-from rl_service.rollout.episodes import episode_seed
+from rl_service.rollout.stepping import episode_seed
 from rl_service.training.best_policy import BestPolicy
 from rl_service.training.evaluation import evaluate
 from rl_service.training.run import Run
@@ -271,7 +271,7 @@ def test_another_number_of_envs_plays_no_episode_again(
         streams.append(stream)
         return episode_seed(*stream)
 
-    monkeypatch.setattr("rl_service.rollout.episodes.episode_seed", recorded)
+    monkeypatch.setattr("rl_service.rollout.stepping.episode_seed", recorded)
     settings = small_settings()
     first = build(settings)
     for _ in range(3):
@@ -308,7 +308,7 @@ def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build:
     from_fragments = torch.cat([batch.outputs[batch.loss_mask] for batch in learned])
     steps = {k: np.concatenate([p[k][p[LOSS_MASK]] for p in pieces]) for k in pieces[0]}
     whole = Chunks(
-        *(torch.from_numpy(steps[k])[None] for k in ("obs", "actions", "t")),
+        *(torch.from_numpy(steps[k])[None] for k in ("obs", "actions", "rewards", "t")),
         segment_ids=torch.zeros(1, 50, dtype=torch.int64),
     )
     expected = compute_outputs(policy, whole, 50)[0]

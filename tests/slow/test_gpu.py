@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_service.algorithms.batch import build_learner_batch
-from rl_service.algorithms.registry import build_algorithm
-from rl_service.algorithms.views import shuffled
+from rl_service.algorithms.batch import build_learner_batch, shuffled
+from rl_service.algorithms.config import build_algorithm
 from rl_service.config.settings import (
     EvaluationSettings,
     Settings,

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from rl_service.algorithms.flat_optimizer import FlatOptimizer
+from rl_service.algorithms.optimizer import FlatOptimizer
 
 
 def test_steps_equal_those_of_adam_with_gradient_clipping() -> None:

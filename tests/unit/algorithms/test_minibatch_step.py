@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_service.algorithms.flat_optimizer import FlatOptimizer
-from rl_service.algorithms.minibatch_step import MAX_GRAPHS, MinibatchStep
+from rl_service.algorithms.optimizer import MAX_GRAPHS, FlatOptimizer, MinibatchStep
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

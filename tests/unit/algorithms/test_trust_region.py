@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from custom_models.heads import LOG_STD_MAX, FeedForwardActor, distribution
 from custom_models.spaces import ActionSpec
-from rl_service.algorithms.flat_optimizer import FlatParameters
+from rl_service.algorithms.optimizer import FlatParameters
 from rl_service.algorithms.trpo import (
     Searched,
     Tried,

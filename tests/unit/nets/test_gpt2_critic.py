@@ -40,6 +40,7 @@ def random_chunks(
     return Chunks(
         obs=torch.randn(batch, steps, OBS_SIZE, generator=generator),
         actions=actions,
+        rewards=torch.zeros(batch, steps),
         timesteps=torch.arange(steps).expand(batch, steps).clone(),
         segment_ids=torch.zeros(batch, steps, dtype=torch.int64),
     )

@@ -19,7 +19,7 @@ from custom_models.language_model import load_tokenizer
 from custom_models.llm_policy import LLMActor, build_writer
 from custom_models.observation_text import PADDING
 from custom_models.spaces import ActionSpec
-from rl_service.algorithms.flat_optimizer import FlatParameters
+from rl_service.algorithms.optimizer import FlatParameters
 from rl_service.algorithms.trpo import fisher_product
 from tests.support.base_models import gpt2_tokenizer_folder
 

@@ -119,6 +119,7 @@ def test_a_critic_that_began_as_a_pretrained_gpt2_is_read_without_its_folder(
     chunks = Chunks(
         obs=torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)),
         actions=torch.ones(2, 6, dtype=torch.int64),
+        rewards=torch.zeros(2, 6),
         timesteps=torch.arange(6).repeat(2, 1),
         segment_ids=torch.zeros(2, 6, dtype=torch.int64),
     )

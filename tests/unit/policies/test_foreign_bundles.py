@@ -86,7 +86,10 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another format": (lambda s: s.update(format="other"), "format: Input should be"),
     "an unknown key": (lambda s: s.update(extra=1), "extra: Extra inputs are not permitted"),
     "a missing key": (lambda s: s.pop("model"), "model: Field required"),
-    "an unknown model": (lambda s: s["model"].update(name="lstm"), "model: Input tag 'lstm'"),
+    "an unknown model": (
+        lambda s: s["model"].update(name="lstm"),
+        "model: unknown model lstm; known: gpt2_critic, llm_policy, mlp",
+    ),
     "a text for a number": (lambda s: s.update(value_mean="0"), "value_mean: Input should be"),
     "no deviation": (lambda s: s.update(value_std=0.0), "value_std: Input should be greater"),
     "an infinite number": (lambda s: s.update(value_mean=float("inf")), "finite number"),

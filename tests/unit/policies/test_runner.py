@@ -15,7 +15,7 @@ from custom_models.history import History
 from custom_models.spaces import ActionSpec
 from rl_service.common.errors import ObservationError
 from rl_service.policies import PolicyRunner
-from rl_service.rollout.normalization import ObservationNormalizer
+from rl_service.rollout.filters import ObservationNormalizer
 
 TORQUE = ActionSpec("box", 2, shape=(2,), low=(-2.0, 0.0), high=(2.0, 4.0))
 

@@ -10,7 +10,7 @@ from docs.examples.scaling_policy import by_schedule
 from rl_service.common.errors import SettingsError
 from rl_service.config.settings import ResourceSettings
 from rl_service.rollout.autoscaler import Autoscaler, check_policy
-from rl_service.rollout.load import Load
+from rl_service.rollout.throughput import Load
 from tests.support.scaling import STEADY
 
 OWN = "tests.unit.rollout.test_autoscaler:asks_for_env_steps"

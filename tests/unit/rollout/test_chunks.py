@@ -31,7 +31,9 @@ def test_pieces_of_a_run_are_nearly_equal() -> None:
 def test_a_prefix_before_the_batch_is_padding() -> None:
     plan = plan_chunks(np.zeros(4, bool), prefix_length=3, chunk_length=4)
     column = torch.arange(4)
-    chunks = gather_chunks(plan, column.float()[:, None], column, column, column * 0)
+    chunks = gather_chunks(
+        plan, column.float()[:, None], column, column.float(), column, column * 0
+    )
     assert chunks.segment_ids.tolist() == [[-1, -1, -1, 0, 0, 0, 0]]
     assert chunks.timesteps[0, 3:].tolist() == [0, 1, 2, 3]
 
@@ -47,15 +49,15 @@ def test_window_values_from_fragments_equal_those_of_the_whole_episode(n_layer: 
     )
     critic = GPT2Critic(config, 4, spec).eval()
     obs, actions = torch.randn(steps, 4), torch.randint(3, (steps,))
-    t = torch.arange(steps)
+    t, rewards = torch.arange(steps), torch.zeros(steps)
     with torch.no_grad():
-        whole = critic(Chunks(obs[None], actions[None], t[None], t[None] * 0), steps)[0]
+        whole = critic(Chunks(*(c[None] for c in (obs, actions, rewards, t, t * 0))), steps)[0]
         rows = np.concatenate([np.arange(cut), np.arange(cut - context_length + 1, steps)])
         context = np.zeros(len(rows), bool)
         context[cut : cut + context_length - 1] = True
         segments = torch.from_numpy(np.repeat([0, 1], [cut, len(rows) - cut]))
         plan = plan_chunks(context, context_length - 1, chunk_length=8)
-        chunks = gather_chunks(plan, obs[rows], actions[rows], t[rows], segments)
+        chunks = gather_chunks(plan, obs[rows], actions[rows], rewards[rows], t[rows], segments)
         values = critic(chunks, plan.num_values)
     asked = torch.from_numpy(plan.asked)
     expected = whole[rows][torch.from_numpy(plan.asked_rows)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rl_service.common.errors import EnvError
-from rl_service.config.aliases import resolve_env_id
+from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env, try_env
 from tests.support.environments import ENVIRONMENTS, env_spaces

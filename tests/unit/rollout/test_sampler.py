@@ -12,10 +12,10 @@ from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History
 from custom_models.spaces import ActionSpec
-from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import LOSS_MASK, context_rows, segment_ids
 from rl_service.rollout.sampler import Acted, VectorSampler
+from rl_service.rollout.stepping import SeededEpisodes
 
 
 class Counter(gym.Env[npt.NDArray[np.float32], int]):

@@ -57,6 +57,7 @@ def test_values_are_those_of_the_critic(
     chunks = Chunks(
         torch.from_numpy(normalised)[None],
         torch.from_numpy(actions)[None],
+        torch.zeros(1, NUM_STEPS),
         torch.arange(NUM_STEPS)[None],
         torch.zeros(1, NUM_STEPS, dtype=torch.int64),
     )

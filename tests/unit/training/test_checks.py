@@ -13,11 +13,10 @@ from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, MLPConfig
 from custom_models.model_store import STORE_VARIABLE
 from custom_models.transformer import load_gpt2
 from rl_service.config import Settings, load_settings
-from rl_service.policies.pretrained import check_pretrained
 from rl_service.policies.spec import problems_of_bundles
 from rl_service.runtime.machine import available_cpus, available_memory_bytes
-from rl_service.training.checks import check_output, check_settings
 from rl_service.training import checks
+from rl_service.training.checks import check_output, check_settings
 
 
 def settings(*overrides: str) -> Settings:
@@ -36,7 +35,7 @@ def gpt2_folder(tmp_path: Path) -> Path:
 
 def pretrained_problems(folder: Path, context_length: int = 32) -> list[str]:
     model = settings(f"model.pretrained={folder}", f"model.context_length={context_length}").model
-    return check_pretrained(model)
+    return model.weights_problems()
 
 
 def test_good_settings_have_no_problems(in_tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from rl_service.common.errors import EnvError, SettingsError
 from rl_service.config.settings import EnvSettings
 from rl_service.policies import BundledPolicy, load_bundle
 from rl_service.rollout.envs import make_env
-from rl_service.training.evaluation import NUM_PARALLEL_ENVS, EvaluationResult, evaluate
 from rl_service.training import evaluation
+from rl_service.training.evaluation import NUM_PARALLEL_ENVS, EvaluationResult, evaluate
 from tests.conftest import WriteTestBundle
 
 COUNTDOWN = EnvSettings(id=f"{__name__}:Countdown")

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from tests.unit.tuning.conftest import WriteRun
 
 from rl_service.cli.app import main
 from rl_service.common.errors import OutputError, SettingsError
 from rl_service.tuning.comparison import compare
+from tests.unit.tuning.conftest import WriteRun
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.tuning.conftest import WriteRun
 
 from rl_service.common.errors import CheckpointError, SettingsError
 from rl_service.tuning.groups import load_groups
+from tests.unit.tuning.conftest import WriteRun
 
 
 def seeds(*references: object) -> dict[str, list[int]]:

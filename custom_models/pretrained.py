@@ -8,10 +8,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, ModelConfig
+from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig
 from custom_models.model_store import find_model
 from custom_models.spaces import ActionSpec
-from rl_service.common.text import one_line
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 _SIZES = ("n_layer", "n_head", "n_embd", "n_positions")
@@ -19,15 +18,14 @@ _HEAD_MODEL_PREFIX = "transformer."  # a GPT-2 that was saved with its language-
 _DEFAULT_VOCABULARY = 50257  # Hugging Face's, where the config does not say
 
 
-def check_pretrained(model: ModelConfig) -> list[str]:
-    """The reasons for which a critic's `pretrained` cannot be used, one line each."""
-    if isinstance(model, LLMPolicyConfig):
-        return _gpt2_problems(model.gpt2_critic, "model.gpt2_critic")
-    return _gpt2_problems(model, "model") if isinstance(model, GPT2CriticSettings) else []
+def gpt2_problems(critic: GPT2CriticSettings | None, where: str) -> list[str]:
+    """The reasons for which a critic's `pretrained` cannot be used, one line each.
 
-
-def _gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
-    if critic.pretrained is None:
+    Args:
+        critic: its settings; None for a critic that is no GPT-2.
+        where: the settings' name, for the messages.
+    """
+    if critic is None or critic.pretrained is None:
         return []
     try:
         folder = find_model(critic.pretrained)
@@ -49,7 +47,7 @@ def _gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
     return []
 
 
-def check_prompts(
+def prompt_problems(
     model: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
 ) -> list[str]:
     """The reasons for which a language model cannot read an environment's observations.
@@ -68,7 +66,7 @@ def check_prompts(
             _check_language_model(find_model(model.pretrained))
         writer = build_writer(model, load_tokenizer(model), observation_size, action_spec)
     except (OSError, ValueError) as error:
-        return [f"model llm_policy: {one_line(error)}"]
+        return [f"model llm_policy: {_one_line(error)}"]
     needed = len(writer.task_tokens) + writer.max_tokens
     needed += max(map(len, writer.action_tokens), default=0)
     problems = []
@@ -108,7 +106,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
             names = file.keys()
             return {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except SafetensorError as error:
-        raise ValueError(f"{path.name} is truncated or foreign ({one_line(error)})") from error
+        raise ValueError(f"{path.name} is truncated or foreign ({_one_line(error)})") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -122,6 +120,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if config["n_embd"] % config["n_head"]:
         raise ValueError(f"its {CONFIG_FILE} gives an n_embd that n_head does not divide")
     return config  # type: ignore[no-any-return]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _is_size(value: Any) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from rl_service.rollout.advantages import generalized_advantages
+from rl_service.algorithms.advantages import generalized_advantages
 from rl_service.rollout.fragments import LOSS_MASK, Columns, segment_ids
 
 GAMMA, LAMBDA = 0.9, 0.8
