@@ -55,6 +55,7 @@ def test_a_run_of_an_earlier_release_resumes(folder: Path) -> None:
     assert ask(folder, "train", "--resume", str(run), "-ne", "3")["env_steps"] == 192
     rows = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
     assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+    assert len(list(folder.glob("checkpoints/gpt2_critic/CartPole-v1/*"))) == 1  # its own again
 
 
 def test_an_experiment_of_an_earlier_release_resumes(folder: Path) -> None:
