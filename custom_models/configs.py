@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validat
 from custom_models.kinds import Kind, Kinds
 
 if TYPE_CHECKING:
-    from custom_models.nets import ActorCritic
     from custom_models.spaces import ActionSpec
 
 Layers = Annotated[int, Field(gt=0, le=48)]
@@ -31,8 +30,8 @@ _LARGEST_VOCABULARY = 2**18
 class ModelConfig(Kind):
     """What every kind of model has: the settings of a small actor, and what follows from them.
 
-    A kind of your own derives from this class or from one below, and names its implementation, a
-    subclass of `custom_models.nets.ActorCritic`.
+    A kind of your own derives from this class or from one below; its implementation derives from
+    `custom_models.nets.ActorCritic`.
     """
 
     implementation: ClassVar[str] = "custom_models.nets:ActorCritic"
@@ -80,17 +79,12 @@ class ModelConfig(Kind):
             num_inputs: entries of an observation.
             num_outputs: of the actor.
         """
-        raise NotImplementedError
+        return _LARGEST_BASE_MODEL
 
     @property
     def gpt2_settings(self) -> GPT2CriticSettings | None:
         """Those of a critic that is a GPT-2; None for another critic."""
         return None
-
-    @property
-    def actor_text(self) -> str:
-        """What acts, for the model card."""
-        return "a small feed-forward actor"
 
     def with_base_model(self, name: str) -> ModelConfig:
         """The same model, whose base model has another name or folder."""
@@ -101,17 +95,16 @@ class ModelConfig(Kind):
         return self
 
     def weights_problems(self) -> list[str]:
-        """Why the weights that the model starts from cannot be used, one line each."""
-        return []
+        """Why the weights that the critic starts from cannot be used, one line each."""
+        from custom_models.pretrained import gpt2_problems
+
+        gpt2 = self.gpt2_settings
+        where = "model" if isinstance(gpt2, ModelConfig) else "model.gpt2_critic"
+        return [] if gpt2 is None else gpt2_problems(gpt2, where)
 
     def prompt_problems(self, observation_size: int, action_spec: ActionSpec) -> list[str]:
         """Why the actor cannot read an environment's observations, one line each."""
         return []
-
-    def import_net(self) -> type[ActorCritic]:
-        """The class that builds actor and critic; this imports torch, and may take seconds."""
-        net: type[ActorCritic] = self.import_implementation()
-        return net
 
 
 class MLPConfig(ModelConfig):
@@ -203,11 +196,6 @@ class GPT2CriticConfig(GPT2CriticSettings, ModelConfig):
     @property
     def gpt2_settings(self) -> GPT2CriticSettings:
         return self
-
-    def weights_problems(self) -> list[str]:
-        from custom_models.pretrained import gpt2_problems
-
-        return gpt2_problems(self, "model")
 
 
 class LLMPolicyConfig(ModelConfig):
@@ -328,22 +316,10 @@ class LLMPolicyConfig(ModelConfig):
     def critic_reads_features(self) -> bool:
         return self.critic == "hidden_state"
 
-    def weights_problems(self) -> list[str]:
-        from custom_models.pretrained import gpt2_problems
-
-        return gpt2_problems(self.gpt2_settings, "model.gpt2_critic")
-
     def prompt_problems(self, observation_size: int, action_spec: ActionSpec) -> list[str]:
         from custom_models.pretrained import prompt_problems  # transformers takes seconds to import
 
         return prompt_problems(self, observation_size, action_spec)
-
-    @property
-    def actor_text(self) -> str:
-        text = f"a language model that reads the last {self.context_length} observation(s) as text"
-        if self.context_length == 1:
-            return text
-        return f"{text} (give the steps before as `history`, see `custom_models.history`)"
 
     def without_base_weights(self) -> LLMPolicyConfig:
         if self.pretrained is None or self.random_weights:

@@ -179,4 +179,5 @@ def build_actor_critic(
     Raises:
         FileNotFoundError: if `config.pretrained` holds no such model.
     """
-    return config.import_net()(config, observation_size, action_spec, with_critic=with_critic)
+    net: type[ActorCritic] = config.import_implementation()
+    return net(config, observation_size, action_spec, with_critic=with_critic)

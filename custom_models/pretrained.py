@@ -18,14 +18,14 @@ _HEAD_MODEL_PREFIX = "transformer."  # a GPT-2 that was saved with its language-
 _DEFAULT_VOCABULARY = 50257  # Hugging Face's, where the config does not say
 
 
-def gpt2_problems(critic: GPT2CriticSettings | None, where: str) -> list[str]:
+def gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
     """The reasons for which a critic's `pretrained` cannot be used, one line each.
 
     Args:
-        critic: its settings; None for a critic that is no GPT-2.
+        critic: its settings.
         where: the settings' name, for the messages.
     """
-    if critic is None or critic.pretrained is None:
+    if critic.pretrained is None:
         return []
     try:
         folder = find_model(critic.pretrained)

@@ -126,9 +126,9 @@ def diagnose(output_dir: Path) -> Iterator[Finding]:
 
 def _python() -> Finding:
     version = platform.python_version()
-    if sys.version_info[:2] == (3, 11):
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
         return Finding("Python", "ok", version)
-    return Finding("Python", "problem", version, "use Python 3.11, as `make venv` does")
+    return Finding("Python", "problem", version, "use Python 3.11, 3.12 or 3.13")
 
 
 def _packages() -> Finding:

@@ -180,14 +180,18 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
     own = {k.removeprefix(_CRITIC): v for k, v in weights.items() if k.startswith(_CRITIC)}
     try:
         with torch.device("meta"):  # as for the actor: shapes before memory
-            critic = spec.model.import_net().build_critic(
-                spec.model, spec.observation_space.size, spec.action_spec, 0
-            )
+            sizes = spec.observation_space.size, spec.action_spec
+            critic = _net(spec.model).build_critic(spec.model, *sizes, 0)
     except (RuntimeError, ValueError, OSError) as error:
         raise BundleError(f"{path} describes a critic that cannot be built") from error
     _check_layout(path / WEIGHTS_FILE, _CRITIC, critic.state_dict(), own)
     critic.load_state_dict(own, assign=True)
     return critic.requires_grad_(False).eval(), spec
+
+
+def _net(model: ModelConfig) -> type[ActorCritic]:
+    net: type[ActorCritic] = model.import_implementation()
+    return net
 
 
 def _named_base_model(config: ModelConfig) -> tuple[ModelConfig, BaseModelSpec | None]:
@@ -251,7 +255,7 @@ def _fit_actor(
     outline, expected = _outline(path, spec, model)
     _check_layout(path, _ACTOR, expected, weights)
     if model.has_language_model:
-        actor = model.import_net().build_actor(model, *sizes)
+        actor = _net(model).build_actor(model, *sizes)
         actor.load_state_dict(weights, strict=False)
     else:
         actor = outline
@@ -280,7 +284,7 @@ def _outline(path: Path, spec: PolicySpec, model: ModelConfig) -> tuple[Actor, d
         problems = model.prompt_problems(*sizes)
         light = model.without_base_weights()
         with torch.device("meta"):
-            actor = light.import_net().build_actor(light, *sizes)
+            actor = _net(light).build_actor(light, *sizes)
     except Exception as error:  # sizes that do not fit each other or torch, in a stranger's file
         raise BundleError(f"{path.parent} describes a net that cannot be built") from error
     if problems:

@@ -40,11 +40,16 @@ def model_card(spec: PolicySpec) -> str:
 
 
 def _actor_text(spec: PolicySpec) -> str:
-    text = spec.model.actor_text
-    if spec.base_model is None:
-        return text
-    sha256 = spec.base_model.sha256[:12]
-    return f"{text}; its base model {spec.base_model.name} (sha256 {sha256}…) is not in this folder"
+    if not spec.model.has_language_model:
+        return "a small feed-forward actor"
+    steps = spec.model.acting_context_length
+    text = f"a language model that reads the last {steps} observation(s) as text"
+    if steps > 1:
+        text += " (give the steps before as `history`, see `custom_models.history`)"
+    if spec.base_model is not None:
+        sha256 = spec.base_model.sha256[:12]
+        text += f"; its base model {spec.base_model.name} (sha256 {sha256}…) is not in this folder"
+    return text
 
 
 def _space_text(space: BoxSpec | DiscreteSpec) -> str:

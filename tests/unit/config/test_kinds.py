@@ -45,7 +45,7 @@ def test_one_from_outside_is_its_module_and_class() -> None:
     assert isinstance(loaded.model, RewardCritic)
     assert (loaded.model.name, loaded.model.short_name) == (MODEL, "RewardCritic")
     assert loaded.model.reward_scale == 2.0
-    assert loaded.model.import_net() is RewardCriticNet
+    assert loaded.model.import_implementation() is RewardCriticNet
     assert isinstance(loaded.algorithm, DecoupledPPO)
     assert loaded.algorithm.import_implementation() is Algorithm
     assert (loaded.algorithm.actor_lambda, loaded.algorithm.lambda_) == (0.5, 1.0)
