@@ -1,5 +1,5 @@
 # The one door: every target sets up .venv by itself, once.
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13) python3)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 # Torch's threads and Ray's workers fight for few cores: one thread unless a test asks for more.
