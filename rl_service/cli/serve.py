@@ -90,7 +90,7 @@ def _tokens(host: str, token_file: Path | None) -> Tokens:
 def _examples(sources: list[PolicySource]) -> dict[str, Any]:
     """An observation for each policy; all are loaded, so that mistakes show before Ray starts."""
     from rl_service.policies.bundle import load_bundle
-    from rl_service.serving.openapi import example_observation
+    from rl_service.serving.documentation import example_observation
 
     return {
         source.name: example_observation(

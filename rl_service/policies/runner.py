@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,7 @@ from rl_service.common.errors import ObservationError
 from rl_service.rollout.filters import ObservationNormalizer
 
 
-@dataclass(frozen=True)
-class Actions:
+class Actions(NamedTuple):
     """What a policy answers to a batch of B observations."""
 
     env_actions: npt.NDArray[Any]

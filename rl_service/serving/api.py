@@ -19,18 +19,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rl_service.common.errors import RLServiceError
-from rl_service.serving.errors import RequestError, code_of, error_body
-from rl_service.serving.logs import LOGGER
-from rl_service.serving.metrics import CONTENT_TYPE, ServingMetrics, merged, sessions_page
-from rl_service.serving.openapi import openapi_document
-from rl_service.serving.page import DOCS_PAGE, START_PAGE
+from rl_service.serving.documentation import DOCS_PAGE, START_PAGE, openapi_document
+from rl_service.serving.refusals import RequestError, code_of, error_body
 from rl_service.serving.security import Tokens
 from rl_service.serving.service import Reply, Service
-from rl_service.serving.shared import Shared, SharedUnavailable
+from rl_service.serving.shared import ServingMetrics, Shared, SharedUnavailable, merged
 
-_logger = logging.getLogger(LOGGER)
+_logger = logging.getLogger("rl_service.serving")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_JSON = "application/json"
+_JSON, _METRICS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 _READY_TIMEOUT_S = 2.0
 _BUSY_RETRY_S = 1
 _HTML_HEADERS = {
@@ -137,7 +134,7 @@ class Api:
         """For a request that has arrived. Raises RequestError if there is too much to do."""
         if self._ongoing >= self._service.limits.max_ongoing_requests:
             raise RequestError(
-                503, "busy", "too many requests at once; come again", retry_after_s=_BUSY_RETRY_S
+                503, "busy", "too many requests at once; try again", retry_after_s=_BUSY_RETRY_S
             )
         self._ongoing += 1
         self._metrics.ongoing.set(self._ongoing)
@@ -162,7 +159,7 @@ class Api:
             error = RequestError(400, "client_gone", "the request ended before its body did")
         if isinstance(error, SharedUnavailable):
             error = RequestError(
-                503, "sessions_unavailable", "sessions start anew; come again", _BUSY_RETRY_S
+                503, "sessions_unavailable", "sessions are restarting; try again", _BUSY_RETRY_S
             )
         if not isinstance(error, RequestError):
             _logger.error("failed", extra={"fields": fields}, exc_info=error)
@@ -194,22 +191,22 @@ class Api:
 
     async def _session_act(self, request: Request, request_id: str) -> Reply:
         session = request.path_params["session"]
-        return await self._service.session_act(session, request.state.body, request_id)
+        return await self._service.sessions.act(session, request.state.body, request_id)
 
     async def _open_session(self, request: Request, request_id: str) -> Reply:
-        return await self._service.open_session(request.state.body)
+        return await self._service.sessions.open(request.state.body)
 
     async def _close_session(self, request: Request, request_id: str) -> Reply:
-        return await self._service.close_session(request.path_params["session"])
+        return await self._service.sessions.close(request.path_params["session"])
 
     async def _policies(self, request: Request, request_id: str) -> Reply:
-        return await self._service.policies()
+        return await self._service.list_policies()
 
     async def _policy(self, request: Request, request_id: str) -> Reply:
-        return await self._service.policy(request.path_params["name"])
+        return await self._service.describe(request.path_params["name"])
 
     async def _healthz(self, request: Request, request_id: str) -> Reply:
-        await self._service.engine.loader.check_health()
+        await self._service.loader.check_health()
         return {"status": "ok"}
 
     async def _readyz(self, request: Request, request_id: str) -> Reply:
@@ -226,13 +223,12 @@ class Api:
         try:
             pages, num_sessions = await self._shared.exchange_metrics(self._replica, own)
         except SharedUnavailable:
-            return Response(merged({self._replica: own}), media_type=CONTENT_TYPE)
-        return Response(merged(pages) + sessions_page(num_sessions), media_type=CONTENT_TYPE)
+            pages, num_sessions = {self._replica: own}, None
+        return Response(merged(pages, num_sessions), media_type=_METRICS)
 
     async def _openapi(self, request: Request, request_id: str) -> Response:
-        engine = self._service.engine
-        policies = [await engine.stable(name) for name in engine.names]
-        document = openapi_document(policies, self._service.limits, self._tokens.required)
+        policies = [await versions.stable() for versions in self._service.policies.values()]
+        document = openapi_document(policies, self._tokens.required)
         return Response(json.dumps(document), media_type=_JSON)
 
     async def _docs(self, request: Request, request_id: str) -> Response:

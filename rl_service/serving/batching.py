@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from custom_models.spaces import FloatArray
 from rl_service.policies.runner import Actions, PolicyRunner
 
 
-@dataclass(slots=True)
-class _Item:
+class _Item(NamedTuple):
     obs: FloatArray
     deterministic: bool
     history: History | None
@@ -35,7 +34,7 @@ class Batcher:
         executor: where batches go that take long.
         quick_rows: of a batch that stays in the event loop, since handing it to another thread
             costs as much as the pass of a small net.
-        on_batch: is told the rows of every pass.
+        on_batch: called with the rows of every pass.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Batcher:
             _answer(batch, self._pass(batch))
         except Exception as error:
             _fail(batch, error)
-        self._go_on()
+        self._flush_later()
 
     async def _work(self, batch: list[_Item]) -> None:
         loop = asyncio.get_running_loop()
@@ -87,9 +86,9 @@ class Batcher:
         except Exception as error:
             _fail(batch, error)
         self._worker = None
-        self._go_on()
+        self._flush_later()
 
-    def _go_on(self) -> None:
+    def _flush_later(self) -> None:
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -97,14 +96,15 @@ class Batcher:
         """The first ones that want the same kind of action."""
         kind = self._waiting[0].deterministic
         batch: list[_Item] = []
+        left: list[_Item] = []
         rows = 0
         for item in self._waiting:
             if item.deterministic != kind or (batch and rows + len(item.obs) > self._max_rows):
-                continue
-            batch.append(item)
-            rows += len(item.obs)
-        taken = set(map(id, batch))
-        self._waiting = [item for item in self._waiting if id(item) not in taken]
+                left.append(item)
+            else:
+                batch.append(item)
+                rows += len(item.obs)
+        self._waiting = left
         return batch
 
     def _pass(self, batch: list[_Item]) -> Actions:
@@ -120,7 +120,9 @@ class Batcher:
             parts.append(self._policy.act(obs[rows], deterministic=deterministic, history=part))
             self._on_batch(len(parts[-1].actions))
             self.last_pass_at = time.monotonic()
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return Actions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _histories(self, batch: list[_Item]) -> History | None:
         """Those of all items; one that has none begins an episode."""
@@ -134,29 +136,13 @@ class Batcher:
         return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
 
 
-def _joined(parts: list[Actions]) -> Actions:
-    return Actions(
-        np.concatenate([part.env_actions for part in parts]),
-        np.concatenate([part.actions for part in parts]),
-        np.concatenate([part.log_prob for part in parts]),
-        np.concatenate([part.dist_inputs for part in parts]),
-    )
-
-
 def _answer(batch: list[_Item], answers: Actions) -> None:
     start = 0
     for item in batch:
         rows = slice(start, start + len(item.obs))
         start += len(item.obs)
         if not item.answer.done():  # its client may have gone
-            item.answer.set_result(
-                Actions(
-                    answers.env_actions[rows],
-                    answers.actions[rows],
-                    answers.log_prob[rows],
-                    answers.dist_inputs[rows],
-                )
-            )
+            item.answer.set_result(Actions(*(array[rows] for array in answers)))
 
 
 def _fail(batch: list[_Item], error: Exception) -> None:

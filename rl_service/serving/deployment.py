@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import time
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,10 @@ from rl_service.common.errors import SettingsError
 from rl_service.common.text import one_line
 from rl_service.runtime.process import prepare_process
 from rl_service.serving.api import Api
-from rl_service.serving.engine import Engine
-from rl_service.serving.limits import Limits
-from rl_service.serving.logs import LOGGER, log_to
-from rl_service.serving.metrics import ServingMetrics
+from rl_service.serving.inputs import Limits
 from rl_service.serving.security import TOKENS_VARIABLE, Tokens, is_loopback
 from rl_service.serving.service import Service
-from rl_service.serving.shared import SharedState, SharedUnavailable
+from rl_service.serving.shared import ServingMetrics, SharedState, SharedUnavailable
 from rl_service.serving.sources import find_sources
 
 _SHARED = "shared"
@@ -38,6 +37,11 @@ _WATCH_INTERVAL_S = 1.0
 _DRAIN_S = 10.0
 _UNLIMITED = 1_000_000
 _WAIT_FOR_SHARED_S = 30.0
+_BUFFERED_LINES = 200
+_FILE_BYTES, _KEPT_FILES = 64 * 2**20, 4
+"""A busy service writes this much in an hour; older lines go."""
+
+_logger = logging.getLogger("rl_service.serving")
 
 
 class Arguments(BaseModel):
@@ -101,15 +105,14 @@ class PolicyService:
         self._metrics, self._replica = ServingMetrics(), replica
         tokens = Tokens(Path(given.token_file) if given.token_file else None)
         check_exposure(with_tokens=tokens.required)
-        self._engine = Engine(
+        self._service = Service(
             find_sources(given.policies, given.registry, given.base_model),
             given.limits,
             self._shared,
             self._metrics,
             given.canary,
         )
-        service = Service(self._engine, self._shared, given.limits)
-        self._api = Api(service, self._shared, tokens, self._metrics, replica)
+        self._api = Api(self._service, self._shared, tokens, self._metrics, replica)
         self._watching: asyncio.Task[None] | None = None
         self._checked = False
 
@@ -120,7 +123,7 @@ class PolicyService:
         """Asked by Serve before the first request and every few seconds: a real forward pass."""
         if not self._checked:
             await self._start()
-        await self._engine.loader.check_health()
+        await self._service.loader.check_health()
 
     async def drain(self) -> None:
         """From now on `/readyz` says that the service is about to stop."""
@@ -130,7 +133,7 @@ class PolicyService:
         deadline = time.monotonic() + _WAIT_FOR_SHARED_S
         while True:
             try:
-                await self._engine.rollouts.start()
+                await self._service.start()
                 break
             except SharedUnavailable:
                 if time.monotonic() > deadline:
@@ -142,15 +145,48 @@ class PolicyService:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
-            await self._engine.rollouts.watch_once()
+            await self._service.watch_once()
             try:
                 await self._shared.exchange_metrics(self._replica, self._metrics.page())
             except SharedUnavailable:
-                logging.getLogger(LOGGER).error("sessions_lost")
+                _logger.error("sessions_lost")
             except Exception as error:  # a replica that stops watching would miss promotions
                 fields = {"fields": {"problem": one_line(error)}}
-                logging.getLogger(LOGGER).error("metrics_not_exchanged", extra=fields)
+                _logger.error("metrics_not_exchanged", extra=fields)
             self._log.flush()
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to(path: Path) -> MemoryHandler:
+    """Sends the service's events to a file, a few hundred lines at once; `flush` writes the rest.
+
+    Warnings go to standard error as well, and are written at once.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = RotatingFileHandler(
+        path, maxBytes=_FILE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8", delay=True
+    )
+    file.setFormatter(_JsonLines())
+    buffer = MemoryHandler(_BUFFERED_LINES, flushLevel=logging.WARNING, target=file)
+    shown = logging.StreamHandler()
+    shown.setLevel(logging.WARNING)
+    shown.setFormatter(_JsonLines())
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+    _logger.handlers = [buffer, shown]
+    return buffer
 
 
 def build_app(arguments: dict[str, Any]) -> serve.Application:

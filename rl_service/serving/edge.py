@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http import auto
 
-from rl_service.serving.errors import code_of, error_body
 from rl_service.serving.haproxy import ERRORS, HEAD_TIMEOUT_S
+from rl_service.serving.refusals import code_of, error_body
 
 _MAX_HEAD_BYTES = 65_536
 _FIRST_BYTES = 16_384

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from rl_service.serving.errors import error_body
+from rl_service.serving.refusals import error_body
 
 HEAD_TIMEOUT_S = 10
 """Until a request's head has arrived, and its body or the first 16 KB of that."""

@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from custom_models.configs import LLMPolicyConfig
+from custom_models.history import History
+from custom_models.spaces import FloatArray
 from rl_service.common.errors import BundleError
 from rl_service.policies.bundle import BundledPolicy, load_bundle
 from rl_service.policies.critic import CriticRunner, critic_of
 from rl_service.serving.batching import Batcher
-from rl_service.serving.limits import Limits
-from rl_service.serving.memory import Memory
-from rl_service.serving.metrics import ServingMetrics
+from rl_service.serving.inputs import Body, Limits, act_body, session_act_body
+from rl_service.serving.refusals import NoFiniteAnswer, RequestError
+from rl_service.serving.shared import ServingMetrics
 from rl_service.serving.sources import PolicySource
 
 T = TypeVar("T")
 Key = tuple[str, int]
 """Name and version."""
+Recall = Callable[[int], History | None]
+"""Gives a version the K-1 steps before each observation; None if there are none, or K is 1."""
+
 _PROBE_INTERVAL_S = 2.0
 """So that nobody keeps a replica busy by asking for its health."""
 _PROBE_WAIT_S = 0.02
@@ -33,48 +38,56 @@ _STUCK_S = 120.0
 """... it has answered nothing for this long."""
 _QUICK_WORK = 2e8
 """Multiplications of a batch in the event loop: about 20 ms."""
+_QUICK_HISTORIES = 16
+"""Of a batch; reading more takes the event loop milliseconds."""
+_CRITIC_ROWS = 64
+"""Of one pass: a row is a sequence of many tokens."""
 
 
 @dataclass
 class Loaded:
     """One version of a policy, ready to act."""
 
-    name: str
+    source: PolicySource
     version: int
     policy: BundledPolicy
     batcher: Batcher
-    memory: Memory
+    act_body: type[Body]
+    session_act_body: type[Body]
     critic: CriticRunner | None = None
-    """None until somebody asks for a value."""
+    """None until a request asks for a value."""
     probe: asyncio.Task[None] | None = None
     """A pass that was begun to see whether it works."""
     probed_at: float = 0.0
 
     @property
-    def action_ndim(self) -> int:
-        """Dimensions of one action in the policy's units."""
-        return 0 if self.policy.action_spec.kind == "discrete" else 1
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def num_earlier(self) -> int:
+        """K-1, steps before an observation that the actor reads."""
+        return self.policy.actor.context_length - 1
 
 
 class Loader:
     """Reads bundles, checks them, and unloads those that were not asked for lately.
 
     Args:
-        limits: how many stay loaded, and how many rows go through a net together.
+        limits: how many stay loaded, how many rows go through a net together, what bodies hold.
         metrics: where it counts.
-        in_use: tells which versions take traffic now: they are the last to be unloaded.
     """
 
-    def __init__(
-        self, limits: Limits, metrics: ServingMetrics, in_use: Callable[[], Collection[Key]]
-    ) -> None:
-        self._limits, self._metrics, self._in_use = limits, metrics, in_use
+    def __init__(self, limits: Limits, metrics: ServingMetrics) -> None:
+        self._limits, self._metrics = limits, metrics
+        self.in_use: dict[str, set[int]] = {}
+        """The versions of each policy that take traffic now: they are the last to be unloaded."""
         self._loaded: OrderedDict[Key, Loaded] = OrderedDict()
         self._loading: dict[Key, asyncio.Task[Loaded]] = {}
         self._files = ThreadPoolExecutor(2, thread_name_prefix="bundles")
-        self.long_passes: Executor = ThreadPoolExecutor(1, thread_name_prefix="language-model")
+        self._long_passes = ThreadPoolExecutor(1, thread_name_prefix="language-model")
         """Where the passes of large nets run, one after another."""
-        self.large_batches = ThreadPoolExecutor(1, thread_name_prefix="large-batches")
+        self._large_batches = ThreadPoolExecutor(1, thread_name_prefix="large-batches")
         """Of small nets, which do not wait for large ones."""
 
     @property
@@ -101,15 +114,66 @@ class Loader:
             if key in self._loading and self._loading[key].done():
                 del self._loading[key]
 
-    async def critic(self, source: PolicySource, loaded: Loaded) -> CriticRunner:
+    async def recall(self, recall: Recall, num_earlier: int, num_histories: int) -> History | None:
+        """Histories of a batch, without keeping other requests waiting."""
+        if num_histories <= _QUICK_HISTORIES:
+            return recall(num_earlier)
+        # Not where bundles are read: a registry that does not answer would keep requests waiting.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._large_batches, recall, num_earlier)
+
+    async def critic(self, loaded: Loaded) -> CriticRunner:
         """The critic of a version, read when it is asked for the first time.
 
         Raises:
-            BundleError: if the bundle holds none that can be asked.
+            RequestError: 422 if the bundle holds none that can be asked.
         """
         if loaded.critic is None:
-            loaded.critic = await self.in_thread(_read_critic, source, loaded.version)
+            try:
+                loaded.critic = await self.in_thread(
+                    lambda: critic_of(loaded.source.fetch(loaded.version))
+                )
+            except BundleError as error:
+                raise RequestError(
+                    422,
+                    "no_value",
+                    f"policy {loaded.name}:{loaded.version} has no critic that can be asked; send "
+                    f"value=false",
+                ) from error
         return loaded.critic
+
+    async def values(
+        self, loaded: Loaded, obs: FloatArray, recall: Recall, timesteps: list[int]
+    ) -> list[float]:
+        """What the critic of a version expects from here on, (B,); see `CriticRunner.values`.
+
+        Args:
+            loaded: the version.
+            obs: (B, *shape).
+            recall: gives the steps before.
+            timesteps: (B,) env steps before.
+
+        Raises:
+            RequestError: 422 if the bundle holds no critic that can be asked, or if the critic's
+                answer is not finite.
+        """
+        critic = await self.critic(loaded)
+        history = await self.recall(recall, critic.context_length - 1, len(obs))
+        if history is None:
+            flat = obs.reshape(len(obs), -1)
+            history = History.first_steps(flat, critic.context_length, loaded.policy.action_spec)
+        loop = asyncio.get_running_loop()
+        steps = np.array(timesteps, np.int64)
+        values: list[float] = []
+        for first in range(0, len(steps), _CRITIC_ROWS):
+            rows = slice(first, first + _CRITIC_ROWS)
+            found = await loop.run_in_executor(
+                self._long_passes, critic.values, history.rows(rows), steps[rows]
+            )
+            if not np.isfinite(found).all():
+                raise NoFiniteAnswer
+            values += found.tolist()
+        return values
 
     async def check_health(self) -> None:
         """Runs each loaded policy once, unless it has answered in the last seconds.
@@ -144,21 +208,23 @@ class Loader:
         return await loop.run_in_executor(self._files, function, *arguments)
 
     async def _load(self, source: PolicySource, version: int) -> Loaded:
-        policy = await self.in_thread(_read_bundle, source, version)
+        policy = await self.in_thread(lambda: load_bundle(source.fetch(version), source.base_model))
         takes_long = isinstance(policy.spec.model, LLMPolicyConfig)
         num_weights = sum(p.numel() for p in policy.actor.parameters())
+        shape = policy.observation_shape
         loaded = Loaded(
-            source.name,
+            source,
             version,
             policy,
             Batcher(
                 policy,
                 self._limits.max_batch_rows,
-                self.long_passes if takes_long else self.large_batches,
+                self._long_passes if takes_long else self._large_batches,
                 0 if takes_long else int(_QUICK_WORK / num_weights),
                 self._metrics.batch_rows.labels(source.name).observe,
             ),
-            Memory(policy, policy.actor.context_length - 1),
+            act_body(shape, policy.action_spec, self._limits.max_batch_size),
+            session_act_body(shape),
         )
         await _probe(loaded)
         self._loaded[source.name, version] = loaded
@@ -168,9 +234,10 @@ class Loader:
 
     def _least_needed(self) -> Key:
         """The least recently used version that takes no traffic, or else the least used one."""
-        in_use = self._in_use()
-        idle = [key for key in self.in_memory[:-1] if key not in in_use]
-        return idle[0] if idle else next(iter(self._loaded))
+        for name, version in self.in_memory[:-1]:
+            if version not in self.in_use.get(name, ()):
+                return name, version
+        return next(iter(self._loaded))
 
 
 def cannot_be_read_now(error: BundleError) -> bool:
@@ -189,11 +256,3 @@ async def _probe(loaded: Loaded) -> None:
             f"policy {loaded.name}:{loaded.version} answers a recorded observation with NaN; "
             f"export it again"
         )
-
-
-def _read_critic(source: PolicySource, version: int) -> CriticRunner:
-    return critic_of(source.fetch(version))
-
-
-def _read_bundle(source: PolicySource, version: int) -> BundledPolicy:
-    return load_bundle(source.fetch(version), source.base_model)

@@ -224,7 +224,7 @@ def _set_environment(folder: Path, host: str) -> tuple[tuple[str, ...], bool]:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(last_port),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(last_port - 1),
             "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
-            # Counted by the replicas already; see `rl_service.serving.metrics`.
+            # Counted by the replicas already; see `rl_service.serving.shared`.
             "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "10",

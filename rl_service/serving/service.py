@@ -6,62 +6,86 @@ import hashlib
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from custom_models.history import History
-from custom_models.spaces import FloatArray
-from rl_service.common.errors import ObservationError
+from custom_models.spaces import ActionSpec, FloatArray
+from rl_service.common.text import nearest
 from rl_service.policies.runner import Actions
-from rl_service.serving.engine import Engine
-from rl_service.serving.errors import RequestError
-from rl_service.serving.limits import Limits
-from rl_service.serving.loading import Loaded
-from rl_service.serving.memory import Memory
-from rl_service.serving.schemas import (
+from rl_service.serving.inputs import (
+    Limits,
     OpenSession,
-    act_body,
     as_array,
+    episode,
     read_body,
-    session_act_body,
+    read_histories,
 )
-from rl_service.serving.sessions import SessionState, TooManySessions
-from rl_service.serving.shared import Shared
+from rl_service.serving.loading import Loaded, Loader
+from rl_service.serving.refusals import RequestError
+from rl_service.serving.shared import ServingMetrics, SessionState, Shared, TooManySessions
+from rl_service.serving.sources import PolicySource
+from rl_service.serving.versions import PolicyVersions
 
 _MAX_CONFLICTS = 5
 _MAX_RECENT = 1024
+_LONGEST_RETRY_S = 60
 Reply = dict[str, Any]
 
 
 class Service:
-    """Acting, with and without sessions.
+    """The served policies, and acting without a session.
 
     Args:
-        engine: the policies.
-        shared: the sessions.
-        limits: of a request.
+        sources: of the policies.
+        limits: of a request, and of what stays loaded.
+        shared: the sessions, and what the replicas agree on.
+        metrics: where it counts.
+        canary_share: see `PolicyVersions`.
     """
 
-    def __init__(self, engine: Engine, shared: Shared, limits: Limits) -> None:
-        self.engine, self.limits = engine, limits
-        self._shared = shared
-        self._recent: OrderedDict[str, SessionState] = OrderedDict()
-        """After the last step that this replica took: a guess that saves the question for the
-        state. Should another replica have gone on, the commit fails and the question is asked."""
+    def __init__(
+        self,
+        sources: Iterable[PolicySource],
+        limits: Limits,
+        shared: Shared,
+        metrics: ServingMetrics,
+        canary_share: float = 0.0,
+    ) -> None:
+        self.limits = limits
+        self.loader = Loader(limits, metrics)
+        self.policies = {
+            source.name: PolicyVersions(source, self.loader, shared, metrics, canary_share)
+            for source in sources
+        }
+        self.sessions = Sessions(self.policies, self.loader, shared, limits)
 
-    async def policies(self) -> Reply:
+    async def start(self) -> None:
+        """See `PolicyVersions.start`."""
+        for versions in self.policies.values():
+            await versions.start()
+
+    async def watch_once(self) -> None:
+        """See `PolicyVersions.watch_once`."""
+        for versions in self.policies.values():
+            await versions.watch_once()
+
+    async def list_policies(self) -> Reply:
         """All served policies."""
-        return {"policies": [await self.policy(name) for name in self.engine.names]}
+        return {"policies": [await self.describe(name) for name in self.policies]}
 
-    async def policy(self, reference: str) -> Reply:
+    async def describe(self, reference: str) -> Reply:
         """What a client must know of one: spaces, version, score.
 
         Args:
             reference: `name`, or `name:version`.
         """
-        loaded = await self._named(reference)
+        versions, version = _find(self.policies, reference)
+        loaded = await (versions.stable() if version is None else versions.pinned(version))
         spec = loaded.policy.spec
         return {
             "policy": loaded.name,
@@ -78,18 +102,17 @@ class Service:
 
     async def act(self, reference: str, body: bytes) -> Reply:
         """Actions for one observation or a batch."""
-        name, version = _split(reference)
-        self.engine.check_name(name)
-        known = await self._named(reference)
-        shape = known.policy.observation_shape
-        schema = act_body(len(shape), known.action_ndim)
-        request = read_body(schema, body, _expected(shape))
+        versions, version = _find(self.policies, reference)
+        chosen = await (versions.chosen() if version is None else versions.pinned(version))
+        shape, action_spec = chosen.policy.observation_shape, chosen.policy.action_spec
+        expected = f'{_one(shape)} or {{"observations": a list of such}}'
+        request = read_body(chosen.act_body, body, expected)
         if (request.observation is None) == (request.observations is None):
             raise RequestError(
                 422,
                 "invalid_request",
                 f"the body holds both of observation and observations, or neither; expected "
-                f"{_expected(shape)}",
+                f"{expected}",
             )
         single = request.observation is not None
         rows = [request.observation] if single else request.observations
@@ -100,81 +123,104 @@ class Service:
                 f"observations holds {len(rows)} rows; send 1 to {self.limits.max_batch_size}",
             )
         obs = as_array(rows, shape, "observations")  # (B, *shape)
-        chosen = known if version is not None else await self.engine.chosen(name)
-        loaded, actions = await self._ask(
+        given = request.history
+        if given is not None and not isinstance(given, list):
+            given = [given]
+        recall = partial(read_histories, given, obs, action_spec)
+        loaded, actions = await versions.act(
             chosen,
             obs,
-            request.deterministic,
-            lambda asked: _history(asked, asked.memory, request.history, obs),
+            deterministic=request.deterministic,
+            recall=recall,
             pinned=version is not None,
         )
-        reply = _act_reply(loaded, actions, single, carried=request.value)
-        if request.value:
-            timesteps = _given_steps(request.history, len(obs))
-            values = await self.engine.values(
-                loaded,
-                lambda memory: (
-                    _history(loaded, memory, request.history, obs)
-                    or History.first_steps(
-                        obs.reshape(len(obs), -1), memory.num_earlier + 1, loaded.policy.action_spec
-                    )
-                ),
-                timesteps,
-            )
+        reply = _reply(loaded, actions, single, carried=request.value)
+        if request.value:  # a client that asks for values sends its whole episode; see the guide
+            timesteps = [len(history.observations) for history in given or ()] or [0] * len(obs)
+            values = await self.loader.values(loaded, obs, recall, timesteps)
             reply |= {"value": values[0]} if single else {"values": values}
         return reply
 
-    async def open_session(self, body: bytes) -> Reply:
+
+class Sessions:
+    """Episodes that the service remembers: opened, acted in, closed.
+
+    A request that comes twice under one request id is answered twice with the same action: a
+    client may try again after a lost reply.
+
+    Args:
+        policies: by name.
+        loader: holds their versions.
+        shared: where the sessions live.
+        limits: of sessions.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyVersions],
+        loader: Loader,
+        shared: Shared,
+        limits: Limits,
+    ) -> None:
+        self._policies, self._loader = policies, loader
+        self._shared, self._limits = shared, limits
+        self._recent: OrderedDict[str, SessionState] = OrderedDict()
+        """After the last step that this replica took: a guess that saves asking for the state. If
+        another replica has taken a step since, the commit fails and the state is asked for."""
+
+    async def open(self, body: bytes) -> Reply:
         """A new session, at its first step."""
         request = read_body(OpenSession, body, '{"policy": name}')
-        name, version = _split(request.policy)
-        self.engine.check_name(name)
-        if version is None:
-            loaded = await self.engine.chosen(name)
-        else:
-            loaded = await self.engine.pinned(name, version)
+        versions, version = _find(self._policies, request.policy)
+        loaded = await (versions.chosen() if version is None else versions.pinned(version))
+        if request.value:
+            await self._loader.critic(loaded)  # refuses before anything is open
+        state = SessionState(
+            versions.name, loaded.version, with_value=request.value, pinned=version is not None
+        )
         try:
-            await self.engine.keeper(loaded, request.value)  # refuses before anything is open
-            session_id = await self._shared.open_session(
-                name, loaded.version, request.value, version is not None
-            )
+            session_id = await self._shared.open_session(state)
         except TooManySessions as full:
             raise RequestError(
                 503,
                 "too_many_sessions",
-                f"all {self.limits.max_sessions} sessions are in use; close those that have "
-                f"ended, or come again",
-                retry_after_s=min(full.retry_after_s, 60),
+                f"all {self._limits.max_sessions} sessions are in use; close those that have "
+                f"ended, or try again later",
+                retry_after_s=min(full.retry_after_s, _LONGEST_RETRY_S),
             ) from full
         return {
             "session": session_id,
-            "policy": name,
-            "version": loaded.version,
-            "ttl_s": self.limits.session_ttl_s,
+            "policy": state.policy,
+            "version": state.version,
+            "ttl_s": self._limits.session_ttl_s,
         }
 
-    async def session_act(self, session_id: str, body: bytes, request_id: str) -> Reply:
+    async def act(self, session_id: str, body: bytes, request_id: str) -> Reply:
         """The action at the next step of a session."""
-        identity = _identity(request_id, body)
+        # Some clients give all requests one id.
+        identity = f"{request_id}:{hashlib.blake2b(body, digest_size=8).hexdigest()}"
         for attempt in range(_MAX_CONFLICTS):
             state = None if attempt else self._recent.pop(session_id, None)
             state = state or await self._shared.read_session(session_id)
             if state is None:
                 raise _unknown_session()
-            # Sent again by a client that has not seen the reply. Some give all requests one id.
-            if state.last_request_id == identity:
+            if state.last_request_id == identity:  # sent again: the client has seen no reply
                 return dict(json.loads(state.last_reply))
             reply, after = await self._step(state, body, identity)
             if await self._shared.commit_session(session_id, after):
-                self._remember(session_id, after)
+                self._recent[session_id] = after
+                if len(self._recent) > _MAX_RECENT:
+                    self._recent.popitem(last=False)
                 return reply
         raise RequestError(
-            409, "session_conflict", "the session is used by others at once; send one step a time"
+            409,
+            "session_conflict",
+            "other requests use the session at the same time; send one step at a time",
         )
 
-    async def close_session(self, session_id: str) -> Reply:
+    async def close(self, session_id: str) -> Reply:
         """Forgets a session; says how it went."""
-        state = await self._shared.close_session(session_id)
+        state: SessionState | None = await self._shared.close_session(session_id)
         if state is None:
             raise _unknown_session()
         return {
@@ -184,88 +230,63 @@ class Service:
             "episode_return": state.episode_return,
         }
 
-    def _remember(self, session_id: str, state: SessionState) -> None:
-        self._recent[session_id] = state
-        while len(self._recent) > _MAX_RECENT:
-            self._recent.popitem(last=False)
-
-    async def _named(self, reference: str) -> Loaded:
-        name, version = _split(reference)
-        self.engine.check_name(name)
-        if version is None:
-            return await self.engine.stable(name)
-        return await self.engine.pinned(name, version)
-
     async def _step(
         self, state: SessionState, body: bytes, identity: str
     ) -> tuple[Reply, SessionState]:
-        find = self.engine.pinned if state.pinned else self.engine.of_session
-        loaded = await find(state.policy, state.version)
-        shape = loaded.policy.observation_shape
-        request = read_body(session_act_body(len(shape)), body, _expected(shape, session=True))
+        versions = self._policies[state.policy]
+        find = versions.pinned if state.pinned else versions.of_session
+        loaded = await find(state.version)
+        shape, action_spec = loaded.policy.observation_shape, loaded.policy.action_spec
+        request = read_body(loaded.session_act_body, body, _one(shape))
         obs = as_array([request.observation], shape, "observation")  # (1, *shape)
         episode_return = state.episode_return + (request.reward or 0.0)
         if not math.isfinite(episode_return):
             raise RequestError(422, "invalid_request", "the rewards add up to no finite number")
-        flat = obs.reshape(-1)
-        answered, actions = await self._ask(
+        recall = partial(_remembered, state.memory, obs.reshape(-1), action_spec)
+        answered, actions = await versions.act(
             loaded,
             obs,
-            request.deterministic,
-            lambda asked: (
-                asked.memory.history(state.memory, flat) if asked.memory.num_earlier else None
-            ),
+            deterministic=request.deterministic,
+            recall=recall,
             pinned=state.pinned,
         )
-        reply = _act_reply(answered, actions, single=True) | {"step": state.num_steps}
+        reply = _reply(answered, actions, single=True) | {"step": state.num_steps}
+        num_earlier = answered.num_earlier
         if state.with_value:
-            [reply["value"]] = await self.engine.values(
-                answered, lambda memory: memory.history(state.memory, flat), [state.num_steps]
-            )
-        keeper = await self.engine.keeper(answered, state.with_value)
-        after = SessionState(
-            policy=state.policy,
+            [reply["value"]] = await self._loader.values(answered, obs, recall, [state.num_steps])
+            critic = await self._loader.critic(answered)
+            num_earlier = max(num_earlier, critic.context_length - 1)
+        after = state._replace(
             version=answered.version,
             num_steps=state.num_steps + 1,
-            memory=keeper.after(state.memory, flat, _flat(actions)[0]),
+            memory=_longer(state.memory, obs, actions.actions, num_earlier),
             episode_return=episode_return,
             last_request_id=identity,
             last_reply=json.dumps(reply).encode(),
-            with_value=state.with_value,
-            pinned=state.pinned,
         )
         return reply, after
 
-    async def _ask(
-        self,
-        loaded: Loaded,
-        obs: FloatArray,
-        deterministic: bool,
-        remember: Callable[[Loaded], History | None],
-        pinned: bool,
-    ) -> tuple[Loaded, Actions]:
-        try:
-            return await self.engine.act(
-                loaded, obs, deterministic=deterministic, remember=remember, pinned=pinned
-            )
-        except ObservationError as error:
-            raise RequestError(422, "invalid_observation", str(error)) from error
 
+def _find(
+    policies: Mapping[str, PolicyVersions], reference: str
+) -> tuple[PolicyVersions, int | None]:
+    """What `name` or `name:version` refers to.
 
-def _identity(request_id: str, body: bytes) -> str:
-    return f"{request_id}:{hashlib.blake2b(body, digest_size=8).hexdigest()}"
-
-
-def _split(reference: str) -> tuple[str, int | None]:
-    """Name and version of `name` or `name:version`."""
+    Raises:
+        RequestError: 404 if no such policy is served.
+    """
     name, separator, version = reference.partition(":")
-    if not separator:
-        return name, None
-    if not version.isascii() or not version.isdigit() or len(version) > 9:
+    if separator and not (version.isascii() and version.isdigit() and len(version) <= 9):
         raise RequestError(
             404, "unknown_version", "what follows the colon is no version; use a number"
         )
-    return name, int(version)
+    if name not in policies:
+        near = nearest(name[:100], policies)
+        hint = f"did you mean {near}? " if near else ""
+        raise RequestError(
+            404, "unknown_policy", f"no such policy; {hint}served: {', '.join(policies)}"
+        )
+    return policies[name], int(version) if separator else None
 
 
 def _unknown_session() -> RequestError:
@@ -276,59 +297,37 @@ def _unknown_session() -> RequestError:
     )
 
 
-def _expected(shape: tuple[int, ...], session: bool = False) -> str:
-    one = f'{{"observation": numbers of shape {list(shape)}}}'
-    return one if session else f'{one} or {{"observations": a list of such}}'
+def _one(shape: tuple[int, ...]) -> str:
+    return f'{{"observation": numbers of shape {list(shape)}}}'
 
 
-def _given_steps(given: Any, batch: int) -> list[int]:
-    """Env steps before each row, if the client has sent its whole episode; see the guide."""
-    if given is None:
-        return [0] * batch
-    items = given if isinstance(given, list) else [given]
-    return [len(item.observations) for item in items]
-
-
-def _history(loaded: Loaded, memory: Memory, given: Any, obs: FloatArray) -> History | None:
-    """What the client carries: the steps before, of each row."""
-    if given is None:
-        return None
-    items = given if isinstance(given, list) else [given]
-    if len(items) != len(obs):
-        raise RequestError(
-            422, "wrong_shape", f"history is of {len(items)} rows; there are {len(obs)}"
-        )
-    if memory.num_earlier == 0:
-        return None
-    action_shape = (loaded.policy.action_spec.size,) if loaded.action_ndim else ()
-    histories = []
-    for item, row in zip(items, obs, strict=True):
-        if len(item.observations) != len(item.actions):
-            raise RequestError(
-                422,
-                "wrong_shape",
-                f"history has {len(item.observations)} observations and {len(item.actions)} "
-                f"actions; send the action that was taken at each observation before this one",
-            )
-        earlier = as_array(item.observations, row.shape, "history.observations")
-        taken = as_array(item.actions, action_shape, "history.actions")
-        steps = earlier.reshape(len(earlier), row.size), memory.read_actions(taken)
-        histories.append(memory.of_steps(*steps, row.reshape(-1)))
-    return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
-
-
-def _act_reply(loaded: Loaded, actions: Actions, single: bool, *, carried: bool = False) -> Reply:
+def _reply(loaded: Loaded, actions: Actions, single: bool, *, carried: bool = False) -> Reply:
     env_actions, log_prob = actions.env_actions.tolist(), actions.log_prob.tolist()
     reply: Reply = (
         {"action": env_actions[0], "log_prob": log_prob[0]}
         if single
         else {"actions": env_actions, "log_prob": log_prob}
     )
-    if loaded.memory.num_earlier or carried:  # what a client that carries its history sends back
+    if loaded.num_earlier or carried:  # what a client that carries its history sends back
         taken = actions.actions.tolist()
         reply["policy_action" if single else "policy_actions"] = taken[0] if single else taken
     return reply | {"policy": loaded.name, "version": loaded.version}
 
 
-def _flat(actions: Actions) -> FloatArray:
-    return actions.actions.reshape(len(actions.actions), -1).astype(np.float32)
+def _remembered(
+    memory: bytes, obs: FloatArray, action_spec: ActionSpec, num_earlier: int
+) -> History | None:
+    """The history of an observation (O,) after the steps in a session's memory."""
+    if num_earlier == 0:
+        return None
+    action_size = 1 if action_spec.kind == "discrete" else action_spec.size
+    steps = np.frombuffer(memory, np.float32).reshape(-1, obs.size + action_size)
+    return episode(steps[:, : obs.size], steps[:, obs.size :], obs, action_spec, num_earlier)
+
+
+def _longer(memory: bytes, obs: FloatArray, actions: npt.NDArray[Any], num_earlier: int) -> bytes:
+    """A session's memory after one more step: at most the last K-1 observations and actions."""
+    if num_earlier == 0:
+        return b""
+    step = obs.tobytes() + actions.astype(np.float32).tobytes()
+    return (memory + step)[-num_earlier * len(step) :]

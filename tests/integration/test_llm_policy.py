@@ -25,7 +25,6 @@ from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSetti
 from rl_service.policies import load_bundle
 from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, context_rows, segment_ids
-from rl_service.serving.loading import _read_bundle
 from rl_service.serving.sources import find_sources
 from rl_service.training.checks import check_settings
 from rl_service.training.run import Run
@@ -218,7 +217,9 @@ def test_a_bundle_finds_its_base_model_by_its_contents_and_opens_no_path(
     assert rl_service("evaluate", bundle, "-ne", "1", *given).status == 0
     assert rl_service("policies", "register", bundle, *given).status == 0
     [source] = find_sources([bundle], None, str(own))
-    assert _read_bundle(source, source.wanted()).spec.env.id == "CartPole-v1"
+    assert (
+        load_bundle(source.fetch(source.wanted()), source.base_model).spec.env.id == "CartPole-v1"
+    )
     shutil.copytree(base_model, store / "another name")
     load_bundle(run.bundle_path)
     # As bundles were written earlier, by the path that training was given.

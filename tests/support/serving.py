@@ -1,4 +1,4 @@
-"""A service in this process: the engine and its routes without Ray."""
+"""A service in this process: the policies and the routes without Ray."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from rl_service.serving.api import Api
-from rl_service.serving.engine import Engine
-from rl_service.serving.limits import Limits
-from rl_service.serving.metrics import ServingMetrics
+from rl_service.serving.inputs import Limits
 from rl_service.serving.security import Tokens
 from rl_service.serving.service import Service
-from rl_service.serving.shared import SharedState
+from rl_service.serving.shared import ServingMetrics, SharedState
 from rl_service.serving.sources import PolicySource
 
 
@@ -33,7 +31,7 @@ class LocalShared:
         return call
 
 
-class Versions:
+class NumberedBundles:
     """Bundle folders by version, one of them wanted."""
 
     def __init__(self, name: str, folders: Mapping[int, Path]) -> None:
@@ -67,12 +65,11 @@ async def build_local(
     limits: Limits | None = None,
     tokens: Tokens | None = None,
     canary: float = 0.0,
-) -> tuple[FastAPI, Engine, LocalShared]:
+) -> tuple[FastAPI, Service, LocalShared]:
     """The application with its policies loaded."""
     limits = limits or Limits()
     shared, metrics = LocalShared(limits), ServingMetrics()
-    engine = Engine(sources, limits, shared, metrics, canary)
-    await engine.rollouts.start()
-    service = Service(engine, shared, limits)
+    service = Service(sources, limits, shared, metrics, canary)
+    await service.start()
     api = Api(service, shared, tokens or Tokens(None, {}), metrics, "local")
-    return api.build(), engine, shared
+    return api.build(), service, shared

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from tests.conftest import WriteTestBundle
-from tests.support.serving import Versions, build_local
+from tests.support.serving import NumberedBundles, build_local
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own dependencies' deprecations, when it is imported
@@ -34,7 +34,7 @@ MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGAT
 def application(folder: Path, write_test_bundle: WriteTestBundle) -> FastAPI:
     write_test_bundle(folder / "a")
     write_test_bundle(folder / "b", "Pendulum-v1")
-    sources = [Versions(name, {1: folder / name}) for name in ("a", "b")]
+    sources = [NumberedBundles(name, {1: folder / name}) for name in ("a", "b")]
     app, _, _ = asyncio.run(build_local(*sources))
     return app
 

@@ -17,12 +17,12 @@ import pytest
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import RunningHistory
 from rl_service.policies import load_bundle
-from rl_service.serving.errors import RequestError
-from rl_service.serving.limits import Limits
+from rl_service.serving.inputs import Limits
+from rl_service.serving.refusals import RequestError
 from rl_service.serving.security import Tokens
-from rl_service.serving.service import Service
+from rl_service.serving.service import Sessions
 from tests.conftest import WriteTestBundle
-from tests.support.serving import Versions, build_local
+from tests.support.serving import NumberedBundles, build_local
 
 ACT, SESSIONS = "/v1/policies/cartpole/act", "/v1/sessions"
 LIMITS = Limits(max_body_bytes=20_000, max_batch_size=8, max_sessions=2)
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, write_test_bundle: WriteTestBundle) -> Path:
     return tmp_path / "b"
 
 
-def with_client(source: Versions, ask: Ask, **options: Any) -> Any:
+def with_client(source: NumberedBundles, ask: Ask, **options: Any) -> Any:
     async def play() -> Any:
         app, _, _ = await build_local(source, **{"limits": LIMITS, **options})
         transport = httpx.ASGITransport(app=app)
@@ -49,8 +49,8 @@ def with_client(source: Versions, ask: Ask, **options: Any) -> Any:
     return asyncio.run(play())
 
 
-def cartpole(folder: Path) -> Versions:
-    return Versions("cartpole", {1: folder})
+def cartpole(folder: Path) -> NumberedBundles:
+    return NumberedBundles("cartpole", {1: folder})
 
 
 def test_every_route_answers(folder: Path) -> None:
@@ -289,16 +289,16 @@ def test_replicas_take_turns_in_one_session(folder: Path) -> None:
     """What one of them remembers of a session is out of date when it is asked again."""
 
     async def play() -> None:
-        _, engine, shared = await build_local(cartpole(folder))
-        replicas = [Service(engine, shared, LIMITS) for _ in range(2)]
-        opened = await replicas[0].open_session(b'{"policy": "cartpole"}')
+        _, service, shared = await build_local(cartpole(folder))
+        replicas = [Sessions(service.policies, service.loader, shared, LIMITS) for _ in range(2)]
+        opened = await replicas[0].open(b'{"policy": "cartpole"}')
         body = json.dumps({"observation": OBSERVATION}).encode()
         for step, replica in enumerate((0, 0, 1, 1, 0, 1)):
-            reply = await replicas[replica].session_act(opened["session"], body, f"r{step}")
+            reply = await replicas[replica].act(opened["session"], body, f"r{step}")
             assert reply["step"] == step
-        await replicas[1].close_session(opened["session"])
+        await replicas[1].close(opened["session"])
         with pytest.raises(RequestError, match="no such session"):
-            await replicas[0].session_act(opened["session"], body, "late")
+            await replicas[0].act(opened["session"], body, "late")
 
     asyncio.run(play())
 
@@ -337,7 +337,7 @@ def test_sessions_and_carried_histories_act_as_a_local_loop(
             carried["observations"].append(obs.tolist())
             carried["actions"].append(reply.json()["policy_action"])
 
-    with_client(Versions("p", {1: tmp_path / "b"}), ask)
+    with_client(NumberedBundles("p", {1: tmp_path / "b"}), ask)
 
 
 def test_metrics_count_what_was_asked(folder: Path) -> None:
@@ -364,10 +364,10 @@ def test_a_long_pass_keeps_nobody_else_waiting(
 ) -> None:
     model = LLMPolicyConfig(n_layer=1, n_head=2, n_embd=32, context_length=2)
     write_test_bundle(folder.with_name("words"), model=model)
-    sources = [cartpole(folder), Versions("words", {1: folder.with_name("words")})]
+    sources = [cartpole(folder), NumberedBundles("words", {1: folder.with_name("words")})]
 
     async def play() -> None:
-        app, engine, _ = await build_local(*sources)
+        app, service, _ = await build_local(*sources)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             episode = {"observations": [OBSERVATION], "actions": [0]}
@@ -375,7 +375,7 @@ def test_a_long_pass_keeps_nobody_else_waiting(
             long = asyncio.create_task(
                 client.post("/v1/policies/words/act", json=batch, timeout=300.0)
             )
-            words = await engine.stable("words")
+            words = await service.policies["words"].stable()
             while words.batcher._worker is None:
                 await asyncio.sleep(0.01)
             for _ in range(5):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_service.serving.rollouts import MIN_COMPARED, MIN_REQUESTS, MIN_SECONDS, Canary
+from rl_service.serving.canary import MIN_COMPARED, MIN_REQUESTS, MIN_SECONDS, Canary
 
 
 class Clock:

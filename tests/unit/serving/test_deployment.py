@@ -12,7 +12,7 @@ import yaml
 
 from rl_service.common.errors import SettingsError
 from rl_service.serving.deployment import build_app
-from rl_service.serving.metrics import ServingMetrics
+from rl_service.serving.shared import ServingMetrics
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from rl_service.serving.sessions import SessionState, SessionTable, TooManySessions
+from rl_service.serving.shared import SessionState, SessionTable, TooManySessions
 
 
 class Clock:
@@ -26,45 +26,45 @@ def after(state: SessionState, request_id: str = "r", memory: bytes = b"") -> Se
 
 def test_a_step_is_committed_once() -> None:
     table = SessionTable(2, 60.0)
-    session = table.open("lander", 3)
-    first = table.read(session)
+    session = table.open_session(SessionState("lander", 3))
+    first = table.read_session(session)
     assert first is not None and (first.policy, first.version, first.num_steps) == ("lander", 3, 0)
-    assert table.commit(session, after(first))
-    assert not table.commit(session, after(first, "another replica"))
-    second = table.read(session)
+    assert table.commit_session(session, after(first))
+    assert not table.commit_session(session, after(first, "another replica"))
+    second = table.read_session(session)
     assert second is not None and second.last_request_id == "r"
 
 
 def test_sessions_are_forgotten_after_their_last_use() -> None:
     clock = Clock()
     table = SessionTable(9, 60.0, clock)
-    old, used = table.open("p", 1), table.open("p", 1)
+    old, used = table.open_session(SessionState("p", 1)), table.open_session(SessionState("p", 1))
     clock.now = 50.0
-    state = table.read(used)
-    assert state is not None and table.commit(used, after(state))
+    state = table.read_session(used)
+    assert state is not None and table.commit_session(used, after(state))
     clock.now = 61.0
-    assert table.read(old) is None
-    assert not table.commit(old, after(state))
-    assert table.close(old) is None
-    assert len(table) == 1
+    assert table.read_session(old) is None
+    assert not table.commit_session(old, after(state))
+    assert table.close_session(old) is None
+    assert table.num_sessions() == 1
 
 
 def test_a_full_table_says_when_there_is_room() -> None:
     clock = Clock()
     table = SessionTable(1, 60.0, clock)
-    session = table.open("p", 1)
+    session = table.open_session(SessionState("p", 1))
     clock.now = 20.0
     with pytest.raises(TooManySessions) as full:
-        table.open("p", 1)
+        table.open_session(SessionState("p", 1))
     assert full.value.retry_after_s == 40
     assert pickle.loads(pickle.dumps(full.value)).retry_after_s == 40  # Ray sends it so
-    table.close(session)
-    assert table.open("p", 1)
+    table.close_session(session)
+    assert table.open_session(SessionState("p", 1))
 
 
 def test_ids_cannot_be_guessed() -> None:
     table = SessionTable(100, 60.0)
-    ids = {table.open("p", 1) for _ in range(100)}
+    ids = {table.open_session(SessionState("p", 1)) for _ in range(100)}
     assert len(ids) == 100
     assert all(len(session) >= 22 for session in ids)  # 128 bits
 
@@ -75,13 +75,15 @@ def test_an_idle_session_takes_4_kilobytes_and_its_history() -> None:
     gc.collect()
     tracemalloc.start()
     for _ in range(count):
-        session = table.open("lunarlander", 1)
-        state = table.read(session)
+        session = table.open_session(SessionState("lunarlander", 1))
+        state = table.read_session(session)
         assert state is not None
         reply = b'{"action": 1, "log_prob": -1.3862943649291992, "policy": "lunarlander"}' + bytes(
             9
         )
-        table.commit(session, after(state)._replace(memory=bytes(history), last_reply=reply))
+        table.commit_session(
+            session, after(state)._replace(memory=bytes(history), last_reply=reply)
+        )
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size / count <= 4096 + history

@@ -13,9 +13,10 @@ import pytest
 from rl_service.common.errors import RegistryError
 from rl_service.policies import load_bundle
 from rl_service.policies.files import bundle_sha256
-from rl_service.serving.engine import Engine
-from rl_service.serving.errors import RequestError
-from rl_service.serving.limits import Limits
+from rl_service.serving.inputs import Limits
+from rl_service.serving.refusals import RequestError
+from rl_service.serving.service import Service
+from rl_service.serving.shared import ServingMetrics
 from rl_service.serving.sources import FolderSource, find_sources
 from tests.conftest import WriteTestBundle
 from tests.support.serving import break_parity, build_local
@@ -48,10 +49,10 @@ def logits(folder: Path) -> list[float]:
     return list(actions.dist_inputs[0].tolist())
 
 
-async def answer(engine: Engine) -> tuple[int, list[float]]:
-    chosen = await engine.chosen("served")
-    answered, actions = await engine.act(
-        chosen, OBS, deterministic=True, remember=lambda asked: None
+async def answer(service: Service) -> tuple[int, list[float]]:
+    chosen = await service.policies["served"].chosen()
+    answered, actions = await service.policies["served"].act(
+        chosen, OBS, deterministic=True, recall=lambda _: None
     )
     return answered.version, actions.dist_inputs[0].tolist()
 
@@ -73,24 +74,24 @@ def test_the_version_is_that_of_the_content(folder: Path) -> None:
 
 def test_a_replaced_bundle_is_served_as_another_version(folder: Path) -> None:
     async def play() -> None:
-        _, engine, _ = await build_local(FolderSource("served", folder))
-        first, outputs = await answer(engine)
+        _, service, _ = await build_local(FolderSource("served", folder))
+        first, outputs = await answer(service)
         assert outputs == logits(folder.with_name("1"))
         hold(folder, 2)
-        assert await answer(engine) == (first, outputs)  # until it is looked at, and checked
-        await engine.rollouts.watch_once()
-        second, outputs = await answer(engine)
+        assert await answer(service) == (first, outputs)  # until it is looked at, and checked
+        await service.watch_once()
+        second, outputs = await answer(service)
         assert second != first
         assert outputs == logits(folder.with_name("2"))
         # Who asks for the old one gets the old one, also after it was unloaded.
-        engine.loader._loaded.clear()
-        old = await engine.pinned("served", first)
-        _, actions = await engine.act(
-            old, OBS, deterministic=True, remember=lambda asked: None, pinned=True
+        service.loader._loaded.clear()
+        old = await service.policies["served"].pinned(first)
+        _, actions = await service.policies["served"].act(
+            old, OBS, deterministic=True, recall=lambda _: None, pinned=True
         )
         assert actions.dist_inputs[0].tolist() == logits(folder.with_name("1"))
         with pytest.raises(RequestError) as refused:
-            await engine.pinned("served", first + 1)
+            await service.policies["served"].pinned(first + 1)
         assert refused.value.code == "unknown_version"
 
     asyncio.run(play())
@@ -100,8 +101,8 @@ def test_a_replaced_bundle_is_served_as_another_version(folder: Path) -> None:
 def test_a_damaged_bundle_never_takes_traffic(folder: Path, kind: str) -> None:
     async def play() -> None:
         source = FolderSource("served", folder)
-        _, engine, shared = await build_local(source)
-        first = await answer(engine)
+        _, service, shared = await build_local(source)
+        first = await answer(service)
         hold(folder, 2)
         weights = folder / "policy.safetensors"
         if kind == "parity":
@@ -111,17 +112,17 @@ def test_a_damaged_bundle_never_takes_traffic(folder: Path, kind: str) -> None:
         else:
             weights.unlink()
         for _ in range(2):
-            await engine.rollouts.watch_once()
-            assert await answer(engine) == first
+            await service.watch_once()
+            assert await answer(service) == first
         if kind != "missing":
-            assert shared.state.rollout("served").rejected == (source.wanted(),)
+            assert shared.state.known_versions("served").rejected == (source.wanted(),)
         # A replica that starts now serves what the others serve.
-        second = Engine([FolderSource("served", folder)], Limits(), shared, engine._metrics)
-        await second.rollouts.start()
+        second = Service([FolderSource("served", folder)], Limits(), shared, ServingMetrics())
+        await second.start()
         assert await answer(second) == first
         hold(folder, 3)
-        await engine.rollouts.watch_once()
-        assert (await answer(engine))[1] == logits(folder.with_name("3"))
+        await service.watch_once()
+        assert (await answer(service))[1] == logits(folder.with_name("3"))
 
     asyncio.run(play())
 

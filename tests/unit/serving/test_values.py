@@ -16,7 +16,7 @@ from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, 
 from custom_models.critic import Chunks
 from rl_service.policies import load_bundle
 from tests.conftest import WriteTestBundle
-from tests.support.serving import Versions, build_local
+from tests.support.serving import NumberedBundles, build_local
 
 NUM_STEPS = 7
 GPT2 = GPT2CriticConfig(context_length=4, n_layer=1, n_head=2, n_embd=16, attention="window")
@@ -31,7 +31,7 @@ def test_values_are_those_of_the_critic(
     env = gym.make(env_id)
 
     async def play() -> tuple[list[Any], list[Any], list[float], list[float]]:
-        app, _, _ = await build_local(Versions("p", {1: tmp_path / "b"}))
+        app, _, _ = await build_local(NumberedBundles("p", {1: tmp_path / "b"}))
         transport = httpx.ASGITransport(app=app)
         seen, taken, in_session, carried = [], [], [], []
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -76,7 +76,7 @@ def test_a_critic_on_hidden_states_is_refused(
     write_test_bundle(tmp_path / "b", model=model)
 
     async def ask() -> list[httpx.Response]:
-        app, _, _ = await build_local(Versions("p", {1: tmp_path / "b"}))
+        app, _, _ = await build_local(NumberedBundles("p", {1: tmp_path / "b"}))
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             body = {"observation": [0.0] * 4, "value": True}

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rl_service.serving.errors import RequestError
-from rl_service.serving.schemas import act_body, as_array, read_body, session_act_body
+from custom_models.spaces import ActionSpec
+from rl_service.serving.inputs import act_body, as_array, read_body, session_act_body
+from rl_service.serving.refusals import RequestError
+
+ACT = act_body((2,), ActionSpec("discrete", 2), 8)
 
 BAD_BODIES = {
     "empty": b"",
@@ -34,7 +37,7 @@ BAD_BODIES = {
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
 def test_a_bad_body_is_refused_with_what_is_expected(body: bytes) -> None:
     with pytest.raises(RequestError, match="two numbers") as refused:
-        read_body(act_body(1, 0), body, "two numbers")
+        read_body(ACT, body, "two numbers")
     assert refused.value.status in (400, 422)
     assert len(refused.value.message) < 1000
 
@@ -49,7 +52,7 @@ TOO_MUCH = {
 @pytest.mark.parametrize(("what", "body"), TOO_MUCH.items(), ids=TOO_MUCH)
 def test_what_would_take_long_to_read_is_not_read(what: str, body: bytes) -> None:
     with pytest.raises(RequestError, match=f"has more than [0-9]+,000 {what}; send less"):
-        read_body(act_body(1, 0), body, "")
+        read_body(ACT, body, "")
 
 
 def test_one_bad_item_of_a_long_list_is_enough() -> None:
@@ -57,13 +60,13 @@ def test_one_bad_item_of_a_long_list_is_enough() -> None:
     for key in ("observation", "observations", "history"):
         text = json.dumps({key: ["a"] * 1000})
         with pytest.raises(ValidationError) as refused:
-            act_body(1, 0).model_validate_json(text)
+            ACT.model_validate_json(text)
         assert refused.value.error_count() <= 2
 
 
 def test_numbers_are_read_as_they_are() -> None:
     body = json.dumps({"observations": [[1, 2.5], [-3, 0]], "deterministic": False}).encode()
-    request = read_body(act_body(1, 0), body, "")
+    request = read_body(ACT, body, "")
     assert request.observations == [[1.0, 2.5], [-3.0, 0.0]]
     assert not request.deterministic
 
@@ -71,14 +74,16 @@ def test_numbers_are_read_as_they_are() -> None:
 def test_history_has_actions_of_the_policys_kind() -> None:
     history = {"observations": [[1.0]], "actions": [[0.5]]}
     body = json.dumps({"observation": [1.0], "history": history}).encode()
-    assert read_body(act_body(1, 1), body, "").history.actions == [[0.5]]
+    assert read_body(act_body((1,), ActionSpec("box", 1), 8), body, "").history.actions == [[0.5]]
     with pytest.raises(RequestError):
-        read_body(act_body(1, 0), body, "")
+        read_body(ACT, body, "")
 
 
 def test_a_scalar_observation_is_a_number() -> None:
-    assert read_body(session_act_body(0), b'{"observation": 2}', "").observation == 2.0
-    rows = read_body(session_act_body(2), b'{"observation": [[2, 1], [0.5, 3]]}', "").observation
+    assert read_body(session_act_body(()), b'{"observation": 2}', "").observation == 2.0
+    rows = read_body(
+        session_act_body((2, 2)), b'{"observation": [[2, 1], [0.5, 3]]}', ""
+    ).observation
     assert rows == [[2.0, 1.0], [0.5, 3.0]]
 
 

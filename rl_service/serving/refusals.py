@@ -1,4 +1,7 @@
-"""How a request is refused: a status, a code for programs, a sentence for people."""
+"""How a request is refused: a status, a code for programs, a sentence for people.
+
+Standard library alone: HAProxy's process reads it too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class RequestError(Exception):
         status: of HTTP.
         code: a word that programs can rely on.
         message: what is wrong, why, and what to do.
-        retry_after_s: when to come again, if that helps.
+        retry_after_s: when to try again, if that helps.
     """
 
     def __init__(
@@ -22,6 +25,18 @@ class RequestError(Exception):
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
         self.retry_after_s = retry_after_s
+
+
+class NoFiniteAnswer(RequestError):
+    """A net has answered with NaN: it is broken, or the observation is like no other."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            422,
+            "invalid_observation",
+            "the policy has no finite answer to this observation; send one as the environment "
+            "gives it",
+        )
 
 
 def error_body(code: str, message: str, request_id: str) -> bytes:

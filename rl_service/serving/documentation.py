@@ -1,0 +1,312 @@
+"""What the service says of itself: the OpenAPI document, and two pages for people.
+
+The pages load nothing from elsewhere: one to try a policy, one with the routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from rl_service import __version__
+from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
+from rl_service.serving.inputs import LARGEST, OpenSession
+from rl_service.serving.loading import Loaded
+
+Schema = dict[str, Any]
+_ERROR_STATUSES = {
+    "400": "The body is no JSON.",
+    "401": "A token is needed.",
+    "404": "No such policy, version or session.",
+    "408": "The body did not arrive in time.",
+    "409": "The version failed its checks, or the session is used twice at once.",
+    "413": "Too large a body or batch.",
+    "415": "The content type is not application/json.",
+    "422": "The body does not hold what is expected.",
+    "503": "Too busy: try again after `Retry-After` seconds.",
+}
+_TEXT: Schema = {"type": "string"}
+_ERROR_SCHEMA: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"code": _TEXT, "message": _TEXT, "request_id": _TEXT},
+            "required": ["code", "message", "request_id"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def openapi_document(policies: Sequence[Loaded], needs_token: bool) -> Schema:
+    """Made from the schemas that read the bodies, so that clients see each policy's sizes."""
+    examples = [{"observation": example_observation(each.policy.spec)} for each in policies]
+    names = [policy.name for policy in policies]
+    name = _parameter("name", examples=[*names, f"{names[0]}:{policies[0].version}"])
+    session = _parameter("session")
+    acts = [_act_schema(policy.act_body) for policy in policies]
+    steps = [_schema(policy.session_act_body) for policy in policies]
+    replies = [_reply_schema(policy) for policy in policies]
+    opening = _schema(OpenSession)
+    opening["properties"]["policy"]["examples"] = names
+    paths: Schema = {
+        "/healthz": {"get": _operation("Whether the service answers", _object("status"))},
+        "/readyz": {"get": _operation("Whether it may take traffic", _object("status"))},
+        "/metrics": {"get": _operation("Prometheus metrics", None)},
+        "/v1/policies": {"get": _operation("The served policies", _object("policies"))},
+        "/v1/policies/{name}": {
+            "get": _operation("One policy", _object("policy", "version"), name)
+        },
+        "/v1/policies/{name}/act": {
+            "post": _operation(
+                "Actions for one observation or a batch, by the policy in the path",
+                {"anyOf": replies},
+                name,
+                {"anyOf": acts},
+                examples[0],
+            )
+        },
+    }
+    for policy, act, reply, example in zip(policies, acts, replies, examples, strict=True):
+        summary = f"Actions of {policy.name} ({policy.policy.spec.env.id})"
+        paths[f"/v1/policies/{policy.name}/act"] = {
+            "post": _operation(summary, reply, [], act, example)
+        }
+    paths |= {
+        "/v1/sessions": {
+            "post": _operation(
+                "Opens a session: the service remembers the episode",
+                _object("session", "policy", "version"),
+                [],
+                opening,
+                {"policy": names[0]},
+            )
+        },
+        "/v1/sessions/{session}/act": {
+            "post": _operation(
+                "The next step of a session",
+                {"anyOf": replies},
+                session,
+                {"anyOf": steps},
+                examples[0],
+            )
+        },
+        "/v1/sessions/{session}": {
+            "delete": _operation(
+                "Closes a session", _object("policy", "num_steps", "episode_return"), session
+            )
+        },
+    }
+    document: Schema = {
+        "openapi": "3.1.0",
+        "info": {"title": "rl-service", "version": __version__},
+        "paths": paths,
+    }
+    if needs_token:
+        document["components"] = {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}
+        }
+        document["security"] = [{"token": []}]
+    return document
+
+
+def example_observation(spec: PolicySpec) -> Any:
+    """A recorded one, rounded to what a person can read."""
+    row = np.round(np.array(spec.parity.observations[0]), 3)
+    return row.reshape(spec.observation_space.shape).tolist()
+
+
+def _operation(
+    summary: str,
+    reply: Schema | None,
+    parameters: Sequence[Schema] = (),
+    body: Schema | None = None,
+    example: Any = None,
+) -> Schema:
+    content = (
+        {"text/plain": {"schema": _TEXT}}
+        if reply is None
+        else {"application/json": {"schema": reply}}
+    )
+    responses: Schema = {"200": {"description": "Done.", "content": content}}
+    for status, meaning in _ERROR_STATUSES.items():
+        responses[status] = {
+            "description": meaning,
+            "content": {"application/json": {"schema": _ERROR_SCHEMA}},
+        }
+    operation: Schema = {"summary": summary, "responses": responses}
+    if parameters:
+        operation["parameters"] = list(parameters)
+    if body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body, "example": example}},
+        }
+    return operation
+
+
+def _parameter(name: str, **more: Any) -> list[Schema]:
+    return [{"name": name, "in": "path", "required": True, "schema": _TEXT | more}]
+
+
+def _object(*required: str) -> Schema:
+    return {"type": "object", "required": [*required, "request_id"]}
+
+
+def _schema(model: type[BaseModel]) -> Schema:
+    """A model's JSON schema, its parts in place: a reference would look for them elsewhere."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def in_place(node: Any) -> Any:
+        if isinstance(node, list):
+            return [in_place(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return in_place(parts[node["$ref"].rpartition("/")[2]])
+        return {key: in_place(value) for key, value in node.items()}
+
+    return dict(in_place(schema))
+
+
+def _act_schema(act_body: type[BaseModel]) -> Schema:
+    """The body of `act`: an observation with one history, or several with a list of histories."""
+    schema = _schema(act_body)
+    properties = schema["properties"]
+    one, many, null = properties["history"]["anyOf"]
+    kinds = []
+    for given, other, history in (
+        ("observation", "observations", one),
+        ("observations", "observation", many),
+    ):
+        own = {
+            given: properties[given]["anyOf"][0],
+            other: null,
+            "history": {"anyOf": [history, null]},
+        }
+        kinds.append(schema | {"properties": properties | own, "required": [given]})
+    return {"oneOf": kinds}
+
+
+def _reply_schema(loaded: Loaded) -> Schema:
+    action = _space(loaded.policy.spec.action_space)
+    number = {"type": "number"}
+    return {
+        "type": "object",
+        "properties": {
+            "action": action,
+            "actions": {"type": "array", "items": action},
+            "log_prob": {"anyOf": [number, {"type": "array", "items": number}]},
+            "value": number,
+            "values": {"type": "array", "items": number},
+            "policy": _TEXT,
+            "version": {"type": "integer"},
+            "request_id": _TEXT,
+        },
+        "required": ["log_prob", "policy", "version", "request_id"],
+    }
+
+
+def _space(space: BoxSpec | DiscreteSpec) -> Schema:
+    if isinstance(space, DiscreteSpec):
+        return {"type": "integer", "minimum": space.start, "maximum": space.start + space.n - 1}
+    schema: Schema = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+    for size in reversed(space.shape):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return schema
+
+
+_STYLE = """
+<meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem }
+input, textarea, select, button { font: inherit; width: 100%; box-sizing: border-box }
+textarea, pre, code { font: 14px/1.4 ui-monospace, monospace }
+pre { background: #f4f4f4; padding: .8rem; overflow: auto }
+label { display: block; margin: .8rem 0 .2rem } button { margin: 1rem 0; padding: .4rem }
+summary { cursor: pointer; margin: .4rem 0 }
+@media (prefers-color-scheme: dark) { body { background: #161616; color: #eee }
+  pre { background: #262626 } a { color: #8bf } }
+</style>
+"""
+
+_SCRIPT = """
+const $ = id => document.getElementById(id);
+const ask = async (path, body) => {
+  const headers = {};
+  if ($("token").value) headers.Authorization = "Bearer " + $("token").value;
+  if (body) headers["Content-Type"] = "application/json";
+  const reply = await fetch(path, {method: body ? "POST" : "GET", headers, body});
+  const found = await reply.json();
+  if (!reply.ok) throw new Error(found.error.message);
+  return found;
+};
+"""
+
+START_PAGE = f"""<!doctype html><html lang="en"><title>rl-service</title>{_STYLE}
+<h1>rl-service</h1>
+<p>Send an observation, get an action. <a href="docs">All routes</a>.</p>
+<label for="token">Token, if the service asks for one</label><input id="token" type="password">
+<label for="policy">Policy</label><select id="policy"></select>
+<label for="body">Request</label><textarea id="body" rows="5"></textarea>
+<button id="act">Act</button><pre id="reply" aria-live="polite"></pre>
+<script>{_SCRIPT}
+const show = value => $("reply").textContent =
+  typeof value === "string" ? value : JSON.stringify(value, null, 1);
+let policies = {{}};
+const choose = () => {{
+  const zeros = shape => shape.length === 0 ? 0
+    : Array.from({{length: shape[0]}}, () => zeros(shape.slice(1)));
+  const policy = policies[$("policy").value];
+  const observation = zeros(policy?.observation_space.shape ?? []);
+  if (policy) $("body").value = JSON.stringify({{observation}});
+}};
+const load = async () => {{
+  try {{
+    const found = (await ask("v1/policies")).policies;
+    policies = Object.fromEntries(found.map(policy => [policy.policy, policy]));
+    $("policy").replaceChildren(...found.map(policy => new Option(policy.policy)));
+    choose(); show(found);
+  }} catch (error) {{ show(error.message); }}
+}};
+$("policy").onchange = choose; $("token").onchange = load;
+$("act").onclick = async () => {{
+  const path = "v1/policies/" + encodeURIComponent($("policy").value) + "/act";
+  try {{ show(await ask(path, $("body").value)); }} catch (error) {{ show(error.message); }}
+}};
+load();
+</script></html>
+"""
+
+DOCS_PAGE = f"""<!doctype html><html lang="en"><title>rl-service: routes</title>{_STYLE}
+<h1>Routes</h1>
+<p>The OpenAPI document is at <a href="openapi.json">openapi.json</a>.</p>
+<label for="token">Token, if the service asks for one</label><input id="token" type="password">
+<div id="routes" aria-live="polite"></div>
+<script>{_SCRIPT}
+const element = (name, text) => Object.assign(document.createElement(name), {{textContent: text}});
+const part = (title, value) => value === undefined ? [] :
+  [element("p", title), element("pre", JSON.stringify(value, null, 1))];
+const load = async () => {{
+  try {{
+    const found = await ask("openapi.json"), parts = [];
+    for (const [path, methods] of Object.entries(found.paths))
+      for (const [method, route] of Object.entries(methods)) {{
+        const box = document.createElement("details");
+        const body = route.requestBody?.content["application/json"];
+        box.append(element("summary", method.toUpperCase() + " " + path + " – " + route.summary),
+          ...part("Example", body?.example), ...part("Body", body?.schema),
+          ...part("Reply", route.responses["200"].content["application/json"]?.schema));
+        parts.push(box);
+      }}
+    $("routes").replaceChildren(...parts);
+  }} catch (error) {{ $("routes").textContent = error.message; }}
+}};
+$("token").onchange = load; load();
+</script></html>
+"""
