@@ -11,15 +11,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import httpx
+import numpy as np
 import numpy.typing as npt
 
-from rl_service.serving import calls
-from rl_service.serving.calls import Action, ActionBatch, PolicyServiceError
+from rl_service.serving.replies import (
+    Action,
+    ActionBatch,
+    Outcome,
+    PolicyServiceError,
+    attempts,
+    read_action,
+    read_action_batch,
+)
 
 __all__ = [
     "Action",
@@ -53,18 +64,21 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
         patience_s: float = 30.0,
         transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = self._http_client(
-            base_url=url, headers=calls.headers(token), timeout=timeout_s, transport=transport
+            base_url=url, headers=headers, timeout=timeout_s, transport=transport
         )
         self._patience_s = patience_s
 
-    def _send(self, call: calls.Call, read: Read) -> Any:
-        """Sends a call, again if that may help, and reads the reply."""
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, read: Read
+    ) -> Any:
+        """Sends a request, again if that may help, and reads the reply."""
         raise NotImplementedError
 
     def policies(self) -> PoliciesT:
         """What is served: spaces, versions, scores."""
-        return self._send(calls.list_policies(), lambda reply: reply["policies"])  # type: ignore[no-any-return]
+        return self._send("GET", "/v1/policies", read=lambda reply: reply["policies"])  # type: ignore[no-any-return]
 
     def act(
         self,
@@ -89,8 +103,8 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
             PolicyServiceError: if the service refuses it or does not answer in time, or if a number
                 is not finite.
         """
-        call = calls.act(policy, "observation", observation, deterministic, history, value)
-        return self._send(call, calls.read_action)  # type: ignore[no-any-return]
+        body = _act_body("observation", observation, deterministic, history, value)
+        return self._send("POST", _act_path(policy), body, read=read_action)  # type: ignore[no-any-return]
 
     def act_batch(
         self,
@@ -102,8 +116,8 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
         value: bool = False,
     ) -> BatchT:
         """Actions at B observations; `history` is a list, one for each."""
-        call = calls.act(policy, "observations", observations, deterministic, history, value)
-        return self._send(call, calls.read_action_batch)  # type: ignore[no-any-return]
+        body = _act_body("observations", observations, deterministic, history, value)
+        return self._send("POST", _act_path(policy), body, read=read_action_batch)  # type: ignore[no-any-return]
 
 
 class _Session(Generic[ActionT]):
@@ -114,7 +128,7 @@ class _Session(Generic[ActionT]):
 
     def __init__(self, client: _Client[Any, Any, Any], policy: str, value: bool) -> None:
         self._client = client
-        self._opening = calls.open_session(policy, value)
+        self._wanted = {"policy": policy, "value": value}
 
     def act(
         self,
@@ -124,8 +138,22 @@ class _Session(Generic[ActionT]):
         deterministic: bool = True,
     ) -> ActionT:
         """The action at the next step; `reward` is that of the step before."""
-        call = calls.session_act(self.id, observation, reward, deterministic)
-        return self._client._send(call, calls.read_action)  # type: ignore[no-any-return]
+        body = _act_body("observation", observation, deterministic)
+        if reward is not None:
+            body["reward"] = float(reward)
+        return self._client._send("POST", f"{self._path}/act", body, read=read_action)  # type: ignore[no-any-return]
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/sessions/{quote(self.id, safe='')}"
+
+    def _open(self) -> Any:
+        return self._client._send(
+            "POST", "/v1/sessions", self._wanted, read=lambda reply: reply["session"]
+        )
+
+    def _end(self) -> Any:
+        return self._client._send("DELETE", self._path, read=lambda reply: None)
 
 
 class PolicyClient(_Client[Action, ActionBatch, list[dict[str, Any]]]):
@@ -160,18 +188,21 @@ class PolicyClient(_Client[Action, ActionBatch, list[dict[str, Any]]]):
         """
         return Session(self, policy, value)
 
-    def _send(self, call: calls.Call, read: Read) -> Any:
-        attempts = calls.attempts(call, self._patience_s)
-        pause_s = next(attempts)
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, read: Read
+    ) -> Any:
+        request = _request(method, path, body)
+        waits = attempts(request, self._patience_s)
+        pause_s = next(waits)
+        outcome: Outcome
         while True:
             time.sleep(pause_s)
-            outcome: httpx.Response | httpx.TransportError
             try:
-                outcome = self._http.request(**call.http_arguments)
+                outcome = self._http.request(**request)
             except httpx.TransportError as error:
                 outcome = error
             try:
-                pause_s = attempts.send(outcome)
+                pause_s = waits.send(outcome)
             except StopIteration as done:
                 return read(done.value)
 
@@ -181,7 +212,7 @@ class Session(_Session[Action]):
 
     def __init__(self, client: PolicyClient, policy: str, value: bool) -> None:
         super().__init__(client, policy, value)
-        self.id = client._send(self._opening, _session_id)
+        self.id = self._open()
 
     def __enter__(self) -> Session:
         return self
@@ -192,7 +223,7 @@ class Session(_Session[Action]):
     def close(self) -> None:
         """Lets the service forget it; it may have done so already."""
         try:
-            self._client._send(calls.close_session(self.id), _nothing)
+            self._end()
         except PolicyServiceError as error:
             if error.status != 404:
                 raise
@@ -219,18 +250,21 @@ class AsyncPolicyClient(
         """See `PolicyClient`; it is opened by `async with`."""
         return AsyncSession(self, policy, value)
 
-    async def _send(self, call: calls.Call, read: Read) -> Any:
-        attempts = calls.attempts(call, self._patience_s)
-        pause_s = next(attempts)
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, read: Read
+    ) -> Any:
+        request = _request(method, path, body)
+        waits = attempts(request, self._patience_s)
+        pause_s = next(waits)
+        outcome: Outcome
         while True:
             await asyncio.sleep(pause_s)
-            outcome: httpx.Response | httpx.TransportError
             try:
-                outcome = await self._http.request(**call.http_arguments)
+                outcome = await self._http.request(**request)
             except httpx.TransportError as error:
                 outcome = error
             try:
-                pause_s = attempts.send(outcome)
+                pause_s = waits.send(outcome)
             except StopIteration as done:
                 return read(done.value)
 
@@ -239,20 +273,60 @@ class AsyncSession(_Session[Awaitable[Action]]):
     """`Session` with `await`."""
 
     async def __aenter__(self) -> AsyncSession:
-        self.id = await self._client._send(self._opening, _session_id)
+        self.id = await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await self._client._send(calls.close_session(self.id), _nothing)
+            await self._end()
         except PolicyServiceError as error:
             if error.status != 404:
                 raise
 
 
-def _session_id(reply: dict[str, Any]) -> Any:
-    return reply["session"]
+def _act_path(policy: str) -> str:
+    return f"/v1/policies/{quote(policy, safe=':')}/act"
 
 
-def _nothing(reply: dict[str, Any]) -> None:
-    pass
+def _act_body(
+    key: str,
+    observations: npt.ArrayLike,
+    deterministic: bool,
+    history: Any = None,
+    value: bool = False,
+) -> dict[str, Any]:
+    """The body; `key` is `observation`, or `observations` of a batch."""
+    body = {key: np.asarray(observations).tolist(), "deterministic": deterministic}
+    if value:
+        body["value"] = True
+    if history is not None:
+        body["history"] = history
+    return body
+
+
+def _request(method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    """Arguments of `request` of httpx's clients, with one id for all attempts: a step counts once.
+
+    Raises:
+        PolicyServiceError: if the body holds NaN, or something that is not a number.
+    """
+    request_id = secrets.token_hex(8)
+    headers = {"X-Request-ID": request_id}
+    request = {"method": method, "url": path, "headers": headers}
+    if body is None:
+        return request
+    try:
+        content = json.dumps(body, allow_nan=False, default=_as_list)
+    except (TypeError, ValueError) as error:
+        raise PolicyServiceError(
+            0, "invalid_request", f"not sent: {error}; give finite numbers", request_id
+        ) from error
+    headers["Content-Type"] = "application/json"
+    return request | {"content": content}
+
+
+def _as_list(value: Any) -> Any:
+    """Arrays and NumPy's numbers, wherever they stand in a body."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not a number")
