@@ -28,6 +28,8 @@ from rl_service.serving.shared import ServingMetrics, Shared, SharedUnavailable,
 _logger = logging.getLogger("rl_service.serving")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _JSON, _METRICS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+_OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/")
+"""No token is needed for them, and they are answered however busy the replica is."""
 _READY_TIMEOUT_S = 2.0
 _BUSY_RETRY_S = 1
 _HTML_HEADERS = {
@@ -35,7 +37,7 @@ _HTML_HEADERS = {
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 }
 
-Handler = Callable[[Request, str], Awaitable[Reply | Response]]
+Handler = Callable[[Request], Awaitable[Reply | Response]]
 
 
 class Api:
@@ -63,48 +65,56 @@ class Api:
 
     def build(self) -> FastAPI:
         """The application. The document at /openapi.json is ours: it knows the policies."""
-        routes: list[tuple[str, str, Handler]] = [
-            ("POST", "/v1/policies/{name}/act", self._act),
-            ("POST", "/v1/sessions/{session}/act", self._session_act),
-            ("POST", "/v1/sessions", self._open_session),
-            ("DELETE", "/v1/sessions/{session}", self._close_session),
-            ("GET", "/v1/policies", self._policies),
-            ("GET", "/v1/policies/{name}", self._policy),
-            ("GET", "/metrics", self._metrics_page),
-            ("GET", "/openapi.json", self._openapi),
-        ]
-        open_routes: list[tuple[str, str, Handler]] = [
-            ("GET", "/healthz", self._healthz),
-            ("GET", "/readyz", self._readyz),
-            ("GET", "/docs", self._docs),
-            ("GET", "/", self._start),
-        ]
+        service, sessions = self._service, self._service.sessions
+        handlers: dict[str, Handler] = {
+            "POST /v1/policies/{name}/act": lambda request: service.act(
+                request.path_params["name"], request.state.body
+            ),
+            "POST /v1/sessions/{session}/act": lambda request: sessions.act(
+                request.path_params["session"], request.state.body, request.state.request_id
+            ),
+            "POST /v1/sessions": lambda request: sessions.open(request.state.body),
+            "DELETE /v1/sessions/{session}": lambda request: sessions.close(
+                request.path_params["session"]
+            ),
+            "GET /v1/policies": lambda _: service.list_policies(),
+            "GET /v1/policies/{name}": lambda request: service.describe(
+                request.path_params["name"]
+            ),
+            "GET /metrics": self._metrics_page,
+            "GET /openapi.json": self._openapi,
+            "GET /healthz": self._healthz,
+            "GET /readyz": self._readyz,
+            "GET /docs": lambda _: _page(DOCS_PAGE),
+            "GET /": lambda _: _page(START_PAGE),
+        }
         return FastAPI(
             openapi_url=None,
             redirect_slashes=False,
             routes=[
-                *(route for each in routes for route in self._routes(*each, is_open=False)),
-                *(route for each in open_routes for route in self._routes(*each, is_open=True)),
+                route for key, handler in handlers.items() for route in self._routes(key, handler)
             ],
             exception_handlers={HTTPException: self._no_route},
         )
 
-    def _routes(self, method: str, path: str, handler: Handler, *, is_open: bool) -> list[Route]:
+    def _routes(self, key: str, handler: Handler) -> list[Route]:
         """The route, and the same with a slash at its end."""
+        method, path = key.split()
+        is_open = path in _OPEN_PATHS
         latency = self._metrics.latency.labels(path)
 
         async def endpoint(request: Request) -> Response:
             started = time.perf_counter()
-            request_id = _request_id(request)
+            request_id = request.state.request_id = _request_id(request)
             fields: dict[str, Any] = {"request_id": request_id, "method": method, "route": path}
             try:
                 if is_open:
-                    answer = await handler(request, request_id)
+                    answer = await handler(request)
                 else:
                     self._check_token(request, fields)
                     request.state.body = await self._body(request) if method == "POST" else b""
                     with self._counted():
-                        answer = await handler(request, request_id)
+                        answer = await handler(request)
                 response = self._response(answer, request_id, fields)
             except Exception as error:
                 response = self._refusal(error, request_id, fields)
@@ -186,30 +196,11 @@ class Api:
             response.headers[name] = value
         return response
 
-    async def _act(self, request: Request, request_id: str) -> Reply:
-        return await self._service.act(request.path_params["name"], request.state.body)
-
-    async def _session_act(self, request: Request, request_id: str) -> Reply:
-        session = request.path_params["session"]
-        return await self._service.sessions.act(session, request.state.body, request_id)
-
-    async def _open_session(self, request: Request, request_id: str) -> Reply:
-        return await self._service.sessions.open(request.state.body)
-
-    async def _close_session(self, request: Request, request_id: str) -> Reply:
-        return await self._service.sessions.close(request.path_params["session"])
-
-    async def _policies(self, request: Request, request_id: str) -> Reply:
-        return await self._service.list_policies()
-
-    async def _policy(self, request: Request, request_id: str) -> Reply:
-        return await self._service.describe(request.path_params["name"])
-
-    async def _healthz(self, request: Request, request_id: str) -> Reply:
+    async def _healthz(self, request: Request) -> Reply:
         await self._service.loader.check_health()
         return {"status": "ok"}
 
-    async def _readyz(self, request: Request, request_id: str) -> Reply:
+    async def _readyz(self, request: Request) -> Reply:
         try:
             is_draining = await asyncio.wait_for(self._shared.is_draining(), _READY_TIMEOUT_S)
         except TimeoutError as error:
@@ -218,7 +209,7 @@ class Api:
             raise RequestError(503, "draining", "the service is about to stop; ask another one")
         return {"status": "ready"}
 
-    async def _metrics_page(self, request: Request, request_id: str) -> Response:
+    async def _metrics_page(self, request: Request) -> Response:
         own = self._metrics.page()
         try:
             pages, num_sessions = await self._shared.exchange_metrics(self._replica, own)
@@ -226,16 +217,10 @@ class Api:
             pages, num_sessions = {self._replica: own}, None
         return Response(merged(pages, num_sessions), media_type=_METRICS)
 
-    async def _openapi(self, request: Request, request_id: str) -> Response:
+    async def _openapi(self, request: Request) -> Response:
         policies = [await versions.stable() for versions in self._service.policies.values()]
         document = openapi_document(policies, self._tokens.required)
         return Response(json.dumps(document), media_type=_JSON)
-
-    async def _docs(self, request: Request, request_id: str) -> Response:
-        return Response(DOCS_PAGE, media_type="text/html", headers=_HTML_HEADERS)
-
-    async def _start(self, request: Request, request_id: str) -> Response:
-        return Response(START_PAGE, media_type="text/html", headers=_HTML_HEADERS)
 
     async def _body(self, request: Request) -> bytes:
         """The JSON text, never more of it than the limit."""
@@ -273,6 +258,10 @@ def _request_id(request: Request) -> str:
     """
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+async def _page(text: str) -> Response:
+    return Response(text, media_type="text/html", headers=_HTML_HEADERS)
 
 
 def _json_response(body: bytes, status: int) -> Response:

@@ -100,11 +100,11 @@ class PolicyService:
         prepare_process(num_threads=1)
         replica = serve.get_replica_context().replica_id.unique_id
         folder = Path(given.log_folder) if given.log_folder else _ray_logs() / "serve"
-        self._log = log_to(folder / f"requests-{replica}.jsonl")
+        self._log = _log_to(folder / f"requests-{replica}.jsonl")
         self._shared = _SharedHandle()
         self._metrics, self._replica = ServingMetrics(), replica
         tokens = Tokens(Path(given.token_file) if given.token_file else None)
-        check_exposure(with_tokens=tokens.required)
+        _check_exposure(with_tokens=tokens.required)
         self._service = Service(
             find_sources(given.policies, given.registry, given.base_model),
             given.limits,
@@ -156,39 +156,6 @@ class PolicyService:
             self._log.flush()
 
 
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def log_to(path: Path) -> MemoryHandler:
-    """Sends the service's events to a file, a few hundred lines at once; `flush` writes the rest.
-
-    Warnings go to standard error as well, and are written at once.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = RotatingFileHandler(
-        path, maxBytes=_FILE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8", delay=True
-    )
-    file.setFormatter(_JsonLines())
-    buffer = MemoryHandler(_BUFFERED_LINES, flushLevel=logging.WARNING, target=file)
-    shown = logging.StreamHandler()
-    shown.setLevel(logging.WARNING)
-    shown.setFormatter(_JsonLines())
-    _logger.setLevel(logging.INFO)
-    _logger.propagate = False
-    _logger.handlers = [buffer, shown]
-    return buffer
-
-
 def build_app(arguments: dict[str, Any]) -> serve.Application:
     """The application of `rl-service serve` and of a Serve config.
 
@@ -215,7 +182,7 @@ def build_app(arguments: dict[str, Any]) -> serve.Application:
         )
     # The token file need not be on the node that builds: each replica reads it.
     has_file, has_variable = given.token_file is not None, bool(os.environ.get(TOKENS_VARIABLE))
-    check_exposure(with_tokens=has_file or has_variable)
+    _check_exposure(with_tokens=has_file or has_variable)
     limits = given.limits
     deployment = serve.deployment(
         serve.ingress()(PolicyService),
@@ -262,7 +229,7 @@ def _ray_logs() -> Path:
     return Path(ray._private.worker.global_worker.node.get_logs_dir_path())
 
 
-def check_exposure(*, with_tokens: bool) -> None:
+def _check_exposure(*, with_tokens: bool) -> None:
     """Compares where Serve's proxies bind with who may ask.
 
     Args:
@@ -283,3 +250,36 @@ def check_exposure(*, with_tokens: bool) -> None:
             f"application needs tokens; give token_file in its args, or {TOKENS_VARIABLE} on "
             f"every node, or start Serve with http_options host: 127.0.0.1"
         )
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log_to(path: Path) -> MemoryHandler:
+    """Sends the service's events to a file, a few hundred lines at once; `flush` writes the rest.
+
+    Warnings go to standard error as well, and are written at once.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = RotatingFileHandler(
+        path, maxBytes=_FILE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8", delay=True
+    )
+    file.setFormatter(_JsonLines())
+    buffer = MemoryHandler(_BUFFERED_LINES, flushLevel=logging.WARNING, target=file)
+    shown = logging.StreamHandler()
+    shown.setLevel(logging.WARNING)
+    shown.setFormatter(_JsonLines())
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+    _logger.handlers = [buffer, shown]
+    return buffer

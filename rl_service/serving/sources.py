@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from rl_service.common.errors import RegistryError, SettingsError
 from rl_service.common.files import as_folder_name
@@ -20,41 +20,40 @@ _DIGITS = 7
 _RENAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})=(?P<reference>.+)")
 
 
-class PolicySource(Protocol):
-    """One served name. Its methods may read files or the network, so they run in a thread."""
-
-    base_model: str | None
-    """Folder of the language model that it was trained on, if that is not in the model store."""
-
-    @property
-    def name(self) -> str:
-        """In the routes."""
-
-    def wanted(self) -> int:
-        """The version that shall take the traffic."""
-
-    def knows(self, version: int) -> bool:
-        """Whether there is such a version."""
-
-    def fetch(self, version: int) -> Path:
-        """A folder with its bundle."""
-
-    def give_up(self, version: int, serves: int) -> None:
-        """The version has failed its trial: what chose it shall choose the one that serves."""
-
-
-class ZooSource:
-    """A policy that ships with the package, and never changes.
+class PolicySource(ABC):
+    """One served name. Its methods may read files or the network, so they run in a thread.
 
     Args:
         name: in the routes.
-        path: of the bundle.
+        base_model: folder of the language model that the policy was trained on, if that is not in
+            the model store.
     """
 
-    base_model: str | None = None
+    def __init__(self, name: str, base_model: str | None = None) -> None:
+        self.name, self.base_model = name, base_model
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self._path = name, path
+    @abstractmethod
+    def wanted(self) -> int:
+        """The version that is to take the traffic."""
+
+    @abstractmethod
+    def knows(self, version: int) -> bool:
+        """Whether there is such a version."""
+
+    @abstractmethod
+    def fetch(self, version: int) -> Path:
+        """A folder with its bundle."""
+
+    def give_up(self, version: int, serves: int) -> None:  # noqa: B027 - most have no other
+        """The version has failed its trial: what chose it is to choose the one that serves."""
+
+
+class ZooSource(PolicySource):
+    """A policy that ships with the package, and never changes."""
+
+    def __init__(self, name: str, path: Path, base_model: str | None = None) -> None:
+        super().__init__(name, base_model)
+        self._path = path
 
     def wanted(self) -> int:
         return 1
@@ -65,26 +64,19 @@ class ZooSource:
     def fetch(self, version: int) -> Path:
         return self._path
 
-    def give_up(self, version: int, serves: int) -> None:
-        """There is no other version."""
 
-
-class FolderSource:
+class FolderSource(PolicySource):
     """A bundle in a folder, which may be replaced by another one at any time.
 
     The version is the beginning of the bundle's digest, as a number: all replicas agree on it,
     and it tells two bundles apart whatever their files are called or dated. A version is served
-    from a copy in the cache, so that it stays what it is while the folder changes.
-
-    Args:
-        name: in the routes.
-        path: of the bundle.
+    from a copy in the cache, so that it stays what it is while the folder changes. A version that
+    fails its trial is not tried again until the folder changes.
     """
 
-    base_model: str | None = None
-
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self._path = name, path
+    def __init__(self, name: str, path: Path, base_model: str | None = None) -> None:
+        super().__init__(name, base_model)
+        self._path = path
         self._stamp: list[tuple[int, int, int]] = []
         self._wanted = 0
         self._digests: dict[int, str] = {}
@@ -98,7 +90,9 @@ class FolderSource:
         """
         stamp = _stamp(self._path)
         if stamp != self._stamp or not stamp:
-            self._note(bundle_sha256(self._path))
+            sha256 = bundle_sha256(self._path)
+            self._wanted = _version_of(sha256)
+            self._digests[self._wanted] = sha256
             self._stamp = stamp
         return self._wanted
 
@@ -123,27 +117,25 @@ class FolderSource:
             )
         return cache_bundle(self._path, sha256)
 
-    def give_up(self, version: int, serves: int) -> None:
-        """The folder is its owner's; the version is not tried again until the folder changes."""
 
-    def _note(self, sha256: str) -> None:
-        self._wanted = _version_of(sha256)
-        self._digests[self._wanted] = sha256
-
-
-class RegistrySource:
+class RegistrySource(PolicySource):
     """A name of the registry, at an alias that moves or at a version that stays.
 
     Args:
         name: in the routes.
         reference: `name`, `name@alias` or `name:version`.
         registry: where it is.
+        base_model: see `PolicySource`.
     """
 
-    base_model: str | None = None
-
-    def __init__(self, name: str, reference: str, registry: PolicyRegistry) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        reference: str,
+        registry: PolicyRegistry,
+        base_model: str | None = None,
+    ) -> None:
+        super().__init__(name, base_model)
         self._text, self._registry = reference, registry
         self._reference: Reference = parse_reference(reference)
         self._aliases: dict[str, int] = {}
@@ -187,9 +179,7 @@ def find_sources(
         RegistryError: if the registry has no such policy.
     """
     registry = PolicyRegistry(registry_root)
-    sources = [_source(policy, registry) for policy in policies]
-    for source in sources:
-        source.base_model = base_model
+    sources = [_source(policy, registry, base_model) for policy in policies]
     if not sources:
         raise SettingsError("there is no policy to serve; give a folder, name@alias or zoo:NAME")
     names = [source.name for source in sources]
@@ -201,19 +191,18 @@ def find_sources(
     return sources
 
 
-def _source(policy: str, registry: PolicyRegistry) -> PolicySource:
+def _source(policy: str, registry: PolicyRegistry, base_model: str | None) -> PolicySource:
     renamed = _RENAMED.fullmatch(policy)
-    reference = renamed["reference"] if renamed else policy
+    name, reference = (renamed["name"], renamed["reference"]) if renamed else (None, policy)
     kind, _, rest = reference.partition(":")
-    if kind == ZOO or "/" in reference or Path(reference).is_dir():
+    if kind == ZOO:
+        return ZooSource(name or rest, find_policy(reference).absolute(), base_model)
+    if "/" in reference or Path(reference).is_dir():
         path = find_policy(reference).absolute()
-        if kind == ZOO:
-            return ZooSource(renamed["name"] if renamed else rest, path)
-        default = as_folder_name(path.resolve().name)
-        return FolderSource(renamed["name"] if renamed else default, path)
-    name = renamed["name"] if renamed else parse_reference(reference).name
-    source = RegistrySource(name, reference, registry)
-    source.wanted()
+        return FolderSource(name or as_folder_name(path.resolve().name), path, base_model)
+    name = name or parse_reference(reference).name
+    source = RegistrySource(name, reference, registry, base_model)
+    source.wanted()  # refuses an unknown policy
     return source
 
 

@@ -31,12 +31,12 @@ class LocalShared:
         return call
 
 
-class NumberedBundles:
+class NumberedBundles(PolicySource):
     """Bundle folders by version, one of them wanted."""
 
     def __init__(self, name: str, folders: Mapping[int, Path]) -> None:
-        self.name, self.folders = name, dict(folders)
-        self.base_model: str | None = None
+        super().__init__(name)
+        self.folders = dict(folders)
         self.now = min(self.folders)
         self.given_up: list[int] = []
 
