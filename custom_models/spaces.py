@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:  # a policy that acts needs no environments
+    import gymnasium as gym
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -42,6 +44,8 @@ class ActionSpec:
         Raises:
             TypeError: if the space is neither Discrete nor a Box of float32 or float64.
         """
+        import gymnasium as gym
+
         if isinstance(space, gym.spaces.Discrete):
             return cls("discrete", int(space.n), start=int(space.start))
         if isinstance(space, gym.spaces.Box) and space.dtype in (np.float32, np.float64):
@@ -112,6 +116,8 @@ def observation_size(space: gym.Space[Any]) -> int:
     Raises:
         TypeError: if the nets cannot read the space; the message says what to do.
     """
+    import gymnasium as gym
+
     if not isinstance(space, gym.spaces.Box):
         raise TypeError(
             f"observation space {space} is not supported; these models read a Box of numbers: "

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_service.config import load_settings
+from rl_service.config.load import load_settings
 from rl_service.policies import load_bundle
 from rl_service.training.observer import TrainingObserver
 from rl_service.training.run import Run

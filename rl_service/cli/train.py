@@ -15,7 +15,7 @@ from rl_service.cli.models import BaseModelOption
 from rl_service.common.errors import SettingsError, TrainingFailedError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.config import LoadedSettings
+    from rl_service.config.load import LoadedSettings
     from rl_service.config.settings import Settings
     from rl_service.training.observer import TrainResult
     from rl_service.training.run import Run
@@ -111,7 +111,7 @@ def _load(
     flags: dict[str, Any],
     overrides: list[str],
 ) -> LoadedSettings:
-    from rl_service.config import load_settings
+    from rl_service.config.load import load_settings
 
     try:
         loaded = load_settings(

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import safetensors
 import safetensors.torch
 import torch
@@ -51,6 +50,9 @@ from rl_service.policies.spec import (
     space_spec,
 )
 from rl_service.rollout.filters import ObservationNormalizer
+
+if TYPE_CHECKING:  # a policy that acts needs no environments
+    import gymnasium as gym
 
 _ACTOR, _CRITIC = "actor.", "critic."
 

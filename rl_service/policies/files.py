@@ -82,7 +82,7 @@ def open_files(folder: Path) -> Iterator[tuple[str, BufferedReader]]:
     Raises:
         BundleError: as `open_file`, or if `policy.json` describes no policy.
     """
-    from rl_service.policies.spec import read_spec  # gymnasium takes a while to import
+    from rl_service.policies.spec import read_spec  # which imports this module
 
     max_weights_bytes = read_spec(folder).max_weights_bytes
     limits = (MAX_CARD_BYTES, MAX_SPEC_BYTES, max_weights_bytes)

@@ -9,7 +9,6 @@ from rl_service.common.errors import BundleError, RegistryError
 from rl_service.common.text import nearest
 from rl_service.policies.files import SPEC_FILE
 from rl_service.policies.references import ZOO
-from rl_service.policies.registry import PolicyRegistry
 
 ZOO_FOLDER = Path(rl_service.__file__).parent / ZOO
 
@@ -36,6 +35,8 @@ def find_policy(reference: str) -> Path:
             f"policy {reference} does not exist; give the folder of a policy bundle, a name of the "
             f"registry, or {ZOO}:NAME"
         )
+    from rl_service.policies.registry import PolicyRegistry  # fsspec is for names alone
+
     registry = PolicyRegistry()
     try:
         return registry.fetch(registry.resolve(reference))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +14,9 @@ from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import HistorySpec, ParitySpec
+
+if TYPE_CHECKING:  # a policy that acts needs no environments
+    import gymnasium as gym
 
 PARITY_TOLERANCE = 1e-5
 _MOST_SAMPLES, _MOST_NUMBERS = 8, 80_000

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
-import gymnasium as gym
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
@@ -31,6 +30,9 @@ from rl_service.policies.files import (
     read_errors,
 )
 from rl_service.rollout.filters import ObservationNormalizer
+
+if TYPE_CHECKING:  # a policy that acts needs no environments
+    import gymnasium as gym
 
 FORMAT_VERSION: Final = 1
 _MAX_WEIGHTS_BYTES = 9 * 2**30
@@ -84,15 +86,13 @@ class BoxSpec(_Strict):
             }
         )
 
-    def to_space(self) -> gym.spaces.Box:
-        low = [-math.inf if bound is None else bound for bound in self.low]
-        high = [math.inf if bound is None else bound for bound in self.high]
-        dtype = np.dtype(self.dtype)
-        return gym.spaces.Box(
-            np.array(low, dtype).reshape(self.shape),
-            np.array(high, dtype).reshape(self.shape),
-            dtype=dtype.type,
+    def to_action_spec(self) -> ActionSpec:
+        bounds = (
+            [-math.inf if bound is None else bound for bound in self.low],
+            [math.inf if bound is None else bound for bound in self.high],
         )
+        low, high = (tuple(np.array(each, self.dtype).tolist()) for each in bounds)
+        return ActionSpec("box", self.size, 0, self.shape, low, high, self.dtype)
 
     @property
     def size(self) -> int:
@@ -122,8 +122,8 @@ class DiscreteSpec(_Strict):
     def from_space(cls, space: gym.spaces.Discrete[Any]) -> DiscreteSpec:
         return cls(n=int(space.n), start=int(space.start))
 
-    def to_space(self) -> gym.spaces.Discrete[Any]:
-        return gym.spaces.Discrete(self.n, start=self.start)
+    def to_action_spec(self) -> ActionSpec:
+        return ActionSpec("discrete", self.n, start=self.start)
 
 
 class FilterSpec(_Strict):
@@ -205,7 +205,7 @@ class PolicySpec(_Strict):
 
     @property
     def action_spec(self) -> ActionSpec:
-        return ActionSpec.from_space(self.action_space.to_space())
+        return self.action_space.to_action_spec()
 
     @property
     def max_weights_bytes(self) -> int:
@@ -334,6 +334,8 @@ def space_spec(space: gym.Space[Any]) -> BoxSpec | DiscreteSpec:
     Raises:
         TypeError: if it is neither Discrete nor a Box.
     """
+    import gymnasium as gym
+
     if isinstance(space, gym.spaces.Discrete):
         return DiscreteSpec.from_space(space)
     if isinstance(space, gym.spaces.Box):

@@ -32,7 +32,7 @@ from typing import Any
 import rl_service
 from rl_service.common.errors import CheckpointError, SettingsError
 from rl_service.common.files import as_folder_name, output_errors, write_atomic
-from rl_service.config import dump_settings, load_settings
+from rl_service.config.load import dump_settings, load_settings
 from rl_service.config.settings import ResourceSettings, Settings
 from rl_service.training.checkpoints import CheckpointStore
 from rl_service.training.progress_file import ProgressFile

@@ -13,7 +13,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial
 
-from rl_service.config import dump_settings
+from rl_service.config.load import dump_settings
 from rl_service.config.settings import Settings
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView

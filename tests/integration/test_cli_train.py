@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.config import load_settings
+from rl_service.config.load import load_settings
 from rl_service.training.run import Run
 from tests.conftest import Command
 from tests.support.rays import command_environment

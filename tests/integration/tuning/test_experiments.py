@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_service.common.errors import CheckpointError
-from rl_service.config import load_settings
+from rl_service.config.load import load_settings
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.training.run import Run

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_service.common.errors import SettingsError
-from rl_service.config import Settings, dump_settings, load_settings
+from rl_service.config.load import dump_settings, load_settings
+from rl_service.config.settings import Settings
 
 
 def write(folder: Path, text: str) -> Path:

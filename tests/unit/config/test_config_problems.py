@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl_service.common.errors import SettingsError
-from rl_service.config import load_settings
+from rl_service.config.load import load_settings
 
 
 def problems(*overrides: str, **names: str) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rl_service.common.errors import SettingsError
-from rl_service.config import Settings, load_settings
+from rl_service.config.load import load_settings
+from rl_service.config.settings import Settings
 from rl_service.config.load import change_settings
 from rl_service.config.settings import StopSettings
 

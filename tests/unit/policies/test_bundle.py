@@ -91,8 +91,8 @@ def test_the_spec_of_a_loaded_policy_gives_back_the_spaces(
     write_test_bundle(tmp_path / "b", "BipedalWalker-v3", model=GPT2CriticConfig(context_length=9))
     spec = load_bundle(tmp_path / "b").spec
     observation_space, action_space = env_spaces(EnvSettings(id="BipedalWalker-v3"))
-    assert spec.observation_space.to_space() == observation_space
-    assert spec.action_space.to_space() == action_space
+    assert spec.observation_space.to_action_spec() == ActionSpec.from_space(observation_space)
+    assert spec.action_spec == ActionSpec.from_space(action_space)
     assert spec.context_length == 9
     assert spec.provenance == {"run": "test"}
 

@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, MLPConfig
 from custom_models.model_store import STORE_VARIABLE
 from custom_models.transformer import load_gpt2
-from rl_service.config import Settings, load_settings
+from rl_service.config.load import load_settings
+from rl_service.config.settings import Settings
 from rl_service.policies.spec import problems_of_bundles
 from rl_service.runtime.machine import available_cpus, available_memory_bytes
 from rl_service.training import checks

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_service.common.errors import SettingsError
-from rl_service.config import load_settings
+from rl_service.config.load import load_settings
 from rl_service.config.presets import preset_names
 from rl_service.tuning.load import load_plan
 from tests.support.tuning import write_tuning_file

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from rl_service.config import load_settings
+from rl_service.config.load import load_settings
 from rl_service.tuning.load import TuningPlan
 from rl_service.tuning.observer import TrialView
 from rl_service.tuning.report import (
