@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.spaces import FloatArray
 from rl_service.common.errors import BundleError
@@ -209,7 +208,7 @@ class Loader:
 
     async def _load(self, source: PolicySource, version: int) -> Loaded:
         policy = await self.in_thread(lambda: load_bundle(source.fetch(version), source.base_model))
-        takes_long = isinstance(policy.spec.model, LLMPolicyConfig)
+        takes_long = policy.spec.model.has_language_model
         num_weights = sum(p.numel() for p in policy.actor.parameters())
         shape = policy.observation_shape
         loaded = Loaded(

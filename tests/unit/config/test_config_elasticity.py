@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_service.common.errors import SettingsError
-from rl_service.config.load import load_settings
+from rl_service.config.load import change_settings, load_settings
 from rl_service.config.settings import Settings
-from rl_service.config.load import change_settings
 
 
 def problems(*overrides: str, algorithm: str = "ppo") -> list[str]:

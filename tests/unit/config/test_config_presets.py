@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from rl_service.config.load import load_settings
 from rl_service.config.algorithms import A2CSettings
+from rl_service.config.load import load_settings
 from rl_service.config.presets import preset_names, preset_path
 from tests.support.environments import ENVIRONMENTS
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rl_service.common.errors import SettingsError
-from rl_service.config.load import load_settings
-from rl_service.config.settings import Settings
-from rl_service.config.load import change_settings
-from rl_service.config.settings import StopSettings
+from rl_service.config.load import change_settings, load_settings
+from rl_service.config.settings import Settings, StopSettings
 
 RUN = Settings(
     stop=StopSettings(iterations=100, env_steps=5000, time_s=210, episode_return_mean=9.0)

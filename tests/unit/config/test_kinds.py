@@ -14,8 +14,8 @@ from custom_models.configs import MODELS, GPT2CriticConfig, MLPConfig, Strangers
 from docs.examples.decoupled_ppo import Algorithm, DecoupledPPO
 from docs.examples.reward_critic import RewardCritic, RewardCriticNet
 from rl_service.common.errors import SettingsError
-from rl_service.config import dump_settings, load_settings
 from rl_service.config.algorithms import ALGORITHMS
+from rl_service.config.load import dump_settings, load_settings
 
 MODEL = "docs.examples.reward_critic:RewardCritic"
 ALGORITHM = "docs.examples.decoupled_ppo:DecoupledPPO"
