@@ -19,8 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from custom_models.base_models import CONFIG_FILE, find_model, fingerprint
 from custom_models.configs import LLMPolicyConfig
-from custom_models.model_store import CONFIG_FILE, find_model, fingerprint
 
 _CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 _NUM_POSITIONS = 1024

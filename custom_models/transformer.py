@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2Model
 
+from custom_models.base_models import find_model
 from custom_models.block_attention import block_attention, dropout
 from custom_models.configs import GPT2CriticSettings
 from custom_models.critic import PADDING_SEGMENT
-from custom_models.model_store import find_model
 
 BLOCK_STEPS = 32
 """Steps whose queries share one window of keys. Smaller blocks waste less on keys out of reach,

@@ -42,8 +42,8 @@ def fetch_model(
     from rich.console import Console
     from rich.text import Text
 
-    from custom_models.model_store import fingerprint
-    from rl_service.policies.base_models import fetch
+    from custom_models.base_models import fingerprint
+    from rl_service.policies.base_model_fetch import fetch
     from rl_service.runtime.signals import interruptible
 
     console = Console()
@@ -71,7 +71,7 @@ def list_models(
     from rich.console import Console
     from rich.table import Table
 
-    from custom_models.model_store import store_folder
+    from custom_models.base_models import store_folder
 
     rows = _rows()
     table = Table(box=box.SIMPLE_HEAD)
@@ -93,8 +93,8 @@ def list_models(
 
 def _rows() -> list[dict[str, Any]]:
     """The catalogue, then what else is in the store."""
-    from custom_models.model_store import store_folder, stored_names
-    from rl_service.policies.base_models import CATALOGUE
+    from custom_models.base_models import store_folder, stored_names
+    from rl_service.policies.base_model_fetch import CATALOGUE
 
     store, stored = store_folder(), stored_names()
     known = [

@@ -11,7 +11,7 @@ import typer
 from rl_service.cli.models import BaseModelOption
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.policies.registry import PolicyVersion
+    from rl_service.policies.policy_versions import PolicyVersion
 
 policies = typer.Typer(
     name="policies",
@@ -106,8 +106,7 @@ def register_policy(
     root: _Root = None,
 ) -> None:
     """Put a bundle folder into the registry, as the next version of its name."""
-    from rl_service.policies.references import check_alias
-    from rl_service.policies.registry import PolicyRegistry
+    from rl_service.policies.registry import PolicyRegistry, check_alias
 
     if alias is not None:
         check_alias(alias)  # before anything is written

@@ -1,4 +1,4 @@
-"""Errors that a user can cause and mend.
+"""Errors that a user can cause and fix.
 
 RLServiceError             one line: what, why, what to do; the command line exits with 2
 ├── SettingsError          a setting, flag or preset
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 
 class RLServiceError(Exception):
-    """Base of all errors that the user can mend; the text is one line."""
+    """Base of all errors that the user can fix; the text is one line."""
 
 
 class SettingsError(RLServiceError):

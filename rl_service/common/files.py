@@ -1,12 +1,14 @@
-"""Files that are whole or absent: written beside, flushed to the disk, renamed into place."""
+"""Files and folders that are whole or absent: written beside, flushed, renamed into place."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,11 @@ from rl_service.common.errors import OutputError
 # Rust libraries (safetensors) and torch's zip writer report a full disk as their own exception
 # types; the error number survives only in the text.
 _FULL_DISK = re.compile(r"No space left|StorageFull|os error (28|27|122)\b|code: (28|27|122)\b")
+
+WRITING = ".writing-"
+"""Beginning of the names of files that are not whole yet."""
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @contextlib.contextmanager
@@ -33,7 +40,7 @@ def output_errors(path: Path, remedy: str | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         what_to_do = remedy or _remedy(error)
-        raise OutputError(f"cannot write {path}: {_reason(error)}; {what_to_do}") from error
+        raise OutputError(f"cannot write {path}: {reason_of(error)}; {what_to_do}") from error
     except Exception as error:
         if not _FULL_DISK.search(str(error)):
             raise
@@ -47,20 +54,80 @@ def write_atomic(path: Path, text: str) -> None:
     Raises:
         OutputError: if the folder cannot be written or the disk is full; the old file stays.
     """
-    with output_errors(path):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
+    with output_errors(path), written_beside(path, text.encode()) as staged:
+        staged.replace(path)
+
+
+@contextlib.contextmanager
+def written_beside(path: Path, content: bytes) -> Iterator[Path]:
+    """Yields a whole file in the folder of `path`, from where the block puts it in place."""
+    handle, name = tempfile.mkstemp(prefix=WRITING, dir=path.parent)
+    staged = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.chmod(0o644)  # mkstemp makes files that only their owner may read
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+    sync_to_disk(path.parent)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path, remedy: str | None = None) -> Iterator[Path]:
+    """Yields an empty folder beside `path` that takes its place if the block succeeds.
+
+    A reader finds the old folder or the new one, never a mixture.
+
+    Args:
+        path: the folder.
+        remedy: as that of `output_errors`.
+
+    Raises:
+        OutputError: if the disk is full or a folder cannot be written; `path` stays as it was.
+    """
+    path = path.absolute()
+    staged = path.with_name(f".{path.name}.new")
+    with output_errors(path, remedy):
+        shutil.rmtree(staged, ignore_errors=True)  # left behind by a kill
+        staged.mkdir(parents=True)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)  # mkstemp makes files that only their owner may read
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            yield staged
+            sync_folder(staged)
+            swap_in(staged, path)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
         sync_to_disk(path.parent)
+
+
+def swap_in(staged: Path, path: Path) -> None:
+    """Puts `staged` at `path`; what stood there is then at `staged`."""
+    if not path.exists():
+        staged.rename(path)
+    elif not _exchange(staged, path):
+        # No atomic exchange here (not Linux, or an old file system): for a moment `path` is absent.
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        staged.rename(path)
+        shutil.rmtree(old)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swaps two folders in one step with Linux's renameat2; False if the system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    return bool(renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the files in a folder, and their names, are on the disk."""
+    for path in [*folder.iterdir(), folder]:
+        sync_to_disk(path)
 
 
 def sync_to_disk(path: Path) -> None:
@@ -86,7 +153,8 @@ def as_folder_name(text: str) -> str:
 _FREE_SPACE = "free some space or choose another output folder"
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """Why the file system refused, in a few words."""
     if error.errno == errno.ENOSPC:
         return "the disk is full"
     return (error.strerror or str(error)).lower()
@@ -95,4 +163,4 @@ def _reason(error: OSError) -> str:
 def _remedy(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return _FREE_SPACE
-    return "choose another output folder (-o) or mend its permissions"
+    return "choose another output folder (-o) or fix its permissions"

@@ -19,16 +19,15 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from custom_models.actor import Actor
+from custom_models.base_models import find_by_fingerprint, find_model, fingerprint
 from custom_models.configs import ModelConfig
 from custom_models.critic import Critic
-from custom_models.model_store import find_by_fingerprint, find_model, fingerprint
 from custom_models.nets import ActorCritic
 from rl_service.common.errors import BundleError
-from rl_service.common.replace import replacing_folder
+from rl_service.common.files import replacing_folder
 from rl_service.common.text import brief
 from rl_service.config.settings import EnvSettings
-from rl_service.policies.card import model_card
-from rl_service.policies.files import (
+from rl_service.policies.bundle_files import (
     CARD_FILE,
     SPEC_FILE,
     WEIGHTS_FILE,
@@ -36,6 +35,7 @@ from rl_service.policies.files import (
     open_file,
     read_errors,
 )
+from rl_service.policies.card import model_card
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
 from rl_service.policies.runner import PolicyRunner
 from rl_service.policies.spec import (

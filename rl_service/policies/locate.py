@@ -7,9 +7,9 @@ from pathlib import Path
 import rl_service
 from rl_service.common.errors import BundleError, RegistryError
 from rl_service.common.text import nearest
-from rl_service.policies.files import SPEC_FILE
-from rl_service.policies.references import ZOO
+from rl_service.policies.bundle_files import SPEC_FILE
 
+ZOO = "zoo"
 ZOO_FOLDER = Path(rl_service.__file__).parent / ZOO
 
 

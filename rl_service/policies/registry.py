@@ -1,24 +1,42 @@
-"""Versions of trained policies under names, and aliases that move between them."""
+"""Versions of trained policies under names, and aliases that move between them.
+
+    <root>/<name>/history/00000001.json     registers a version, moves aliases, or both
+    <root>/<name>/bundles/<sha256>/         the bundles that these entries name
+
+No name can be a path: each is a word of a few harmless characters.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rl_service.common.errors import RegistryError
-from rl_service.common.replace import replacing_folder
+from rl_service.common.files import replacing_folder
+from rl_service.common.storage import open_storage
 from rl_service.common.text import nearest
-from rl_service.policies.files import bundle_sha256
-from rl_service.policies.history import Aliases, Entry, History, Registered
-from rl_service.policies.references import (
-    as_policy_name,
-    check_alias,
-    check_name,
-    parse_reference,
+from rl_service.policies.bundle_files import (
+    BUNDLE_FILES,
+    bundle_sha256,
+    cached_bundle,
+    check_digest,
+    copy_bundle,
+    is_whole_bundle,
 )
-from rl_service.policies.storage import check_digest, copy_bundle, open_storage
+from rl_service.policies.locate import ZOO
+from rl_service.policies.policy_versions import (
+    Aliases,
+    Entry,
+    EntryLog,
+    PolicyVersion,
+    Registered,
+    pick,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from rl_service.policies.spec import PolicySpec
@@ -26,31 +44,63 @@ if TYPE_CHECKING:
 REGISTRY_VARIABLE = "RL_SERVICE_REGISTRY"
 REGISTRY_FOLDER = "policies"
 BEST, PRODUCTION, PREVIOUS = "best", "production", "previous"
+_MAX_LENGTH = 100
+_NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_MAX_LENGTH - 1}}}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_RULE = (
+    f"use up to {_MAX_LENGTH} lower-case letters, digits, '-', '_' and '.', a letter or digit first"
+)
 
 
-class PolicyVersion(NamedTuple):
-    """A registered bundle."""
+class Reference(NamedTuple):
+    """What of the registry is meant; at most one of `alias` and `version` is given."""
 
     name: str
-    version: int
-    """From 1, in the order of registration."""
-    aliases: tuple[str, ...]
-    """Sorted; those that it had when it was read."""
-    created_at: str
-    """UTC, ISO 8601."""
-    env: str
-    model: str
-    episode_return_mean: float | None
-    """Of the evaluation that chose it; None if there was none."""
-    sha256: str
-    """Digest of the bundle; see `rl_service.policies.files`."""
+    alias: str | None = None
+    version: int | None = None
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a policy, or raises a RegistryError if it is none."""
+    if name == ZOO:
+        raise RegistryError(f"a policy cannot be called {ZOO}: {ZOO}:NAME is one of the package's")
+    return _checked("policy name", name)
+
+
+def check_alias(alias: str) -> str:
+    """Returns an alias, or raises a RegistryError if it is none."""
+    return _checked("alias", alias)
+
+
+def parse_reference(text: str) -> Reference:
+    """Reads `name`, `name@alias` or `name:version`.
+
+    Raises:
+        RegistryError: if it is none of these.
+    """
+    name, at, alias = text.partition("@")
+    if at:
+        return Reference(check_name(name), alias=check_alias(alias))
+    name, colon, version = text.partition(":")
+    if colon and not _VERSION.fullmatch(version):
+        raise RegistryError(
+            f"{version!r} in policy {text!r} is no version; give a number from 1, as in {name}:3, "
+            f"or an alias, as in {name}@best"
+        )
+    return Reference(check_name(name), version=int(version) if colon else None)
+
+
+def _checked(what: str, word: str) -> str:
+    if not _NAME.fullmatch(word):
+        raise RegistryError(f"{word[:_MAX_LENGTH]!r} is no {what}; {_RULE}")
+    return word
 
 
 class PolicyRegistry:
     """A registry under a root, which several processes may use at once.
 
     A kill at any moment leaves the state before or after the call; readers never see half of it.
-    What else holds where is told in docs/policies.md.
+    docs/policies.md has the details of each kind of root.
 
     Every method raises a RegistryError if the root cannot be reached, if a name, alias or
     reference is malformed, or if there is nothing of that name.
@@ -62,7 +112,14 @@ class PolicyRegistry:
 
     def __init__(self, root: str | None = None) -> None:
         root = root or os.environ.get(REGISTRY_VARIABLE) or REGISTRY_FOLDER
-        self._storage = open_storage(root)
+
+        def failure(what: str, reason: str) -> RegistryError:
+            return RegistryError(
+                f"cannot {what} the policy registry {root}: {reason}; fix that, or choose another "
+                f"with --root, tracking.registry or ${REGISTRY_VARIABLE}"
+            )
+
+        self._storage = open_storage(root, failure)
 
     @property
     def root(self) -> str:
@@ -71,16 +128,16 @@ class PolicyRegistry:
 
     def names(self) -> list[str]:
         """Names that have versions, sorted."""
-        found = [name for name in self._storage.names("") if _is_name(name)]
-        return [name for name in found if self._history(name).length()]
+        found = [name for name in self._storage.names() if _NAME.fullmatch(name) and name != ZOO]
+        return [name for name in found if self._log(name).length()]
 
     def versions(self, name: str) -> list[PolicyVersion]:
         """Versions of a name, oldest first."""
-        return _versions(name, self._known_entries(name))
+        return versions_of(name, self._known_entries(name))
 
     def aliases(self, name: str) -> dict[str, int]:
         """The version of each alias; lists one folder and reads one small file."""
-        return self._history(name).aliases() or self._unknown(name)
+        return self._log(name).aliases() or self._unknown(name)
 
     def register(
         self, bundle: Path, name: str | None = None, base_model: str | None = None
@@ -88,7 +145,7 @@ class PolicyRegistry:
         """Adds a version, and moves `best` to it if it scores higher than the one that has it.
 
         Scores in another environment are not compared. A bundle that the name has already is not
-        added again; what the registry keeps of it is mended if it was damaged.
+        added again; what the registry keeps of it is repaired if it was damaged.
 
         Args:
             bundle: its folder.
@@ -105,12 +162,15 @@ class PolicyRegistry:
         sha256 = bundle_sha256(bundle)
         spec = load_bundle(bundle, base_model).spec
         name = name or _default_name(spec)
-        history = self._history(name)
         score = spec.evaluation.get("episode_return_mean")
-        self._storage.put_bundle(bundle, f"{name}/bundles/{sha256}", sha256)
+        self._storage.put_folder(
+            _folder(name, sha256),
+            partial(copy_bundle, bundle, sha256=sha256),
+            partial(is_whole_bundle, sha256=sha256),
+        )
 
         def decide(entries: list[Entry]) -> Entry | None:
-            versions = _versions(name, entries)
+            versions = versions_of(name, entries)
             if any(version.sha256 == sha256 for version in versions):
                 return None
             new = Registered(
@@ -125,7 +185,7 @@ class PolicyRegistry:
                 aliases = aliases | {BEST: new.version}
             return Entry(registered=new, aliases=aliases)
 
-        history.append(decide)
+        self._log(name).append(decide)
         return next(version for version in self.versions(name) if version.sha256 == sha256)
 
     def resolve(self, reference: str) -> PolicyVersion:
@@ -145,15 +205,21 @@ class PolicyRegistry:
                     f"rl-service policies list"
                 )
             version = aliases[alias]
-        return _pick(version, _versions(name, entries))
+        return pick(version, versions_of(name, entries))
 
     def fetch(self, version: PolicyVersion) -> Path:
         """A folder with the version's bundle; one of a cache if the registry is not local.
 
         Nothing in it may be changed; `export` makes a copy.
         """
-        folder = f"{check_name(version.name)}/bundles/{version.sha256}"
-        return self._storage.get_bundle(folder, version.sha256)
+        folder, root = _folder(check_name(version.name), version.sha256), self._storage.local_path
+        if root is None:
+            return cached_bundle(version.sha256, partial(self._download, folder, version.sha256))
+        if not (root / folder).is_dir():
+            raise RegistryError(
+                f"{root / folder} is missing; copy it back, or register that policy again"
+            )
+        return root / folder
 
     def promote(self, name: str, version: int, alias: str = PRODUCTION) -> PolicyVersion:
         """Gives a version an alias; what had `production` before becomes `previous`.
@@ -162,17 +228,17 @@ class PolicyRegistry:
             BundleError: if the version's bundle is damaged.
         """
         check_alias(alias)
-        self._check_bundle(_pick(version, self._known_versions(name)))
+        self._check_bundle(pick(version, self.versions(name)))
 
         def decide(versions: list[PolicyVersion], aliases: Aliases) -> Aliases:
-            _pick(version, versions)
+            pick(version, versions)
             moved = {alias: version}
             if alias == PRODUCTION and aliases.get(alias, version) != version:
                 moved[PREVIOUS] = aliases[alias]
             return aliases | moved
 
         self._move_aliases(name, decide)
-        return _pick(version, self.versions(name))
+        return pick(version, self.versions(name))
 
     def rollback(self, name: str) -> PolicyVersion:
         """Swaps `production` and `previous`; returns the version that is in production now.
@@ -182,7 +248,7 @@ class PolicyRegistry:
         """
         known = self._known_entries(name)
         if PREVIOUS in known[-1].aliases:
-            self._check_bundle(_pick(known[-1].aliases[PREVIOUS], _versions(name, known)))
+            self._check_bundle(pick(known[-1].aliases[PREVIOUS], versions_of(name, known)))
 
         def decide(versions: list[PolicyVersion], aliases: Aliases) -> Aliases:
             if not {PRODUCTION, PREVIOUS} <= aliases.keys():
@@ -201,7 +267,7 @@ class PolicyRegistry:
         def decide(versions: list[PolicyVersion], aliases: Aliases) -> Aliases:
             if aliases.get(PRODUCTION) != version:
                 return aliases
-            _pick(to, versions)
+            pick(to, versions)
             return aliases | {PRODUCTION: to, PREVIOUS: version}
 
         self._move_aliases(name, decide)
@@ -225,14 +291,17 @@ class PolicyRegistry:
         folder = self.fetch(version)
         check_digest(folder, folder, version.sha256)
 
-    def _known_versions(self, name: str) -> list[PolicyVersion]:
-        return _versions(name, self._known_entries(name))
+    def _download(self, folder: str, sha256: str, target: Path) -> None:
+        for file in BUNDLE_FILES:
+            [content] = self._storage.read([f"{folder}/{file}"])
+            (target / file).write_bytes(content)
+        check_digest(target, f"{self.root}/{folder}", sha256)
 
-    def _history(self, name: str) -> History:
-        return History(self._storage, check_name(name))
+    def _log(self, name: str) -> EntryLog:
+        return EntryLog(self._storage, check_name(name))
 
     def _known_entries(self, name: str) -> list[Entry]:
-        return self._history(name).entries() or self._unknown(name)
+        return self._log(name).entries() or self._unknown(name)
 
     def _unknown(self, name: str) -> NoReturn:
         names = self.names()
@@ -250,54 +319,28 @@ class PolicyRegistry:
             if not entries:
                 self._unknown(name)
             before = entries[-1].aliases
-            aliases = decide(_versions(name, entries), before)
+            aliases = decide(versions_of(name, entries), before)
             return None if aliases == before else Entry(aliases=aliases)
 
-        self._history(name).append(entry)
+        self._log(name).append(entry)
+
+
+def _folder(name: str, sha256: str) -> str:
+    return f"{name}/bundles/{sha256}"
 
 
 def _default_name(spec: PolicySpec) -> str:
+    """Of environment, model and algorithm: `my.envs:Maze` makes `my.envs_maze-mlp-ppo`."""
     algorithm = str(spec.provenance.get("algorithm") or "")
     parts = [spec.env.id, spec.model.short_name, algorithm.rpartition(":")[2]]
-    return as_policy_name(*(part for part in parts if part))
-
-
-def _is_name(text: str) -> bool:
-    try:
-        return check_name(text) == text
-    except RegistryError:  # something else that lies there
-        return False
-
-
-def _versions(name: str, entries: list[Entry]) -> list[PolicyVersion]:
-    aliases = entries[-1].aliases if entries else {}
-    return [
-        PolicyVersion(
-            name=name,
-            aliases=tuple(sorted(a for a, v in aliases.items() if v == entry.registered.version)),
-            created_at=entry.written_at,
-            **entry.registered.model_dump(),
-        )
-        for entry in entries
-        if entry.registered is not None
-    ]
+    words = [re.sub(r"[^a-z0-9._-]+", "_", part.lower()) for part in parts if part]
+    return "-".join(words).lstrip("._-")[:_MAX_LENGTH]
 
 
 def _is_best(new: Registered, versions: list[PolicyVersion], aliases: Aliases) -> bool:
     if BEST not in aliases:
         return True
-    best = _pick(aliases[BEST], versions)
+    best = pick(aliases[BEST], versions)
     if new.env != best.env or new.episode_return_mean is None:
         return False
     return best.episode_return_mean is None or new.episode_return_mean > best.episode_return_mean
-
-
-def _pick(version: int, versions: list[PolicyVersion]) -> PolicyVersion:
-    for candidate in versions:
-        if candidate.version == version:
-            return candidate
-    newest = versions[-1]
-    raise RegistryError(
-        f"policy {newest.name} has no version {version}; there are 1 to {newest.version}, see "
-        f"rl-service policies list"
-    )

@@ -20,7 +20,7 @@ from rl_service.common.errors import BundleError
 from rl_service.common.text import brief
 from rl_service.config.group import PositiveInt
 from rl_service.config.settings import EnvSettings
-from rl_service.policies.files import (
+from rl_service.policies.bundle_files import (
     FORMAT,
     MAX_NUMBERS,
     MAX_SPEC_BYTES,

@@ -16,7 +16,7 @@ from custom_models.history import History
 from custom_models.spaces import FloatArray
 from rl_service.common.errors import BundleError
 from rl_service.policies.bundle import BundledPolicy, load_bundle
-from rl_service.policies.critic import CriticRunner, critic_of
+from rl_service.policies.runner import CriticRunner, critic_of
 from rl_service.serving.batching import Batcher
 from rl_service.serving.inputs import Body, Limits, act_body, session_act_body
 from rl_service.serving.refusals import NoFiniteAnswer, RequestError

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from rl_service.common.errors import RegistryError, SettingsError
 from rl_service.common.files import as_folder_name
-from rl_service.policies.files import BUNDLE_FILES, bundle_sha256, is_whole_bundle
-from rl_service.policies.locate import find_policy
-from rl_service.policies.references import ZOO, Reference, parse_reference
-from rl_service.policies.registry import PRODUCTION, PolicyRegistry
-from rl_service.policies.storage import cache_bundle, cache_folder
+from rl_service.policies.bundle_files import (
+    BUNDLE_FILES,
+    bundle_sha256,
+    cache_folder,
+    cached_bundle,
+    copy_bundle,
+    is_whole_bundle,
+)
+from rl_service.policies.locate import ZOO, find_policy
+from rl_service.policies.registry import PRODUCTION, PolicyRegistry, Reference, parse_reference
 
 _DIGITS = 7
 """Of a digest, hexadecimal: as many as fit into a version of nine decimal digits."""
@@ -115,7 +121,7 @@ class FolderSource(PolicySource):
                 f"{self._path} holds another bundle than version {version} of {self.name} now; "
                 f"ask for the newest"
             )
-        return cache_bundle(self._path, sha256)
+        return cached_bundle(sha256, partial(copy_bundle, self._path, sha256=sha256))
 
 
 class RegistrySource(PolicySource):

@@ -11,16 +11,12 @@ from typing import Any
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.common.errors import BundleError, RLServiceError
+from rl_service.common.files import replacing_folder
 from rl_service.common.metrics import json_row
-from rl_service.common.replace import replacing_folder
 from rl_service.config.settings import TrackingSettings
 from rl_service.policies.bundle import load_bundle, write_bundle
-from rl_service.policies.registry import (
-    REGISTRY_FOLDER,
-    REGISTRY_VARIABLE,
-    PolicyRegistry,
-    PolicyVersion,
-)
+from rl_service.policies.policy_versions import PolicyVersion
+from rl_service.policies.registry import REGISTRY_FOLDER, REGISTRY_VARIABLE, PolicyRegistry
 from rl_service.training.evaluation import EvaluationResult
 from rl_service.training.tracking import Notify
 

@@ -12,7 +12,7 @@ import ray
 from ray.util.metrics import Gauge
 
 from rl_service.common.metrics import ENV_STEPS, METRICS, numbers_of
-from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.training.run import Run
 from rl_service.training.tracking import RunStatus
 

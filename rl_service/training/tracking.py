@@ -14,7 +14,7 @@ from rl_service.common.metrics import numbers_of
 from rl_service.common.text import one_line
 from rl_service.config.load import dump_settings
 from rl_service.config.settings import Settings
-from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.training.run import Run
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rl_service.common.errors import EnvError, WorkersLostError
 from rl_service.config.settings import CUT_REMEDY, Settings
 from rl_service.policies.bundle import load_bundle
-from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.runtime.ray_session import ray_session
 from rl_service.runtime.signals import StopRequest, interruptible
 from rl_service.training.best_policy import BestPolicy, register_best

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import rl_service
 from rl_service.common.files import write_atomic
 from rl_service.common.metrics import json_row
-from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.training.run import Run
 from rl_service.training.tracking import Notify, RunStatus
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from ray.tune.experiment import Trial
 
 from rl_service.common.errors import RLServiceError, TuningError
-from rl_service.common.files import as_folder_name
-from rl_service.common.replace import replacing_folder
+from rl_service.common.files import as_folder_name, replacing_folder
 from rl_service.common.text import one_line
 from rl_service.config.settings import CUT_REMEDY, Settings
 from rl_service.policies.bundle import load_bundle
-from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.training.best_policy import register_best
 from rl_service.training.evaluation import EvaluationResult, evaluate
 from rl_service.training.tracking import Notify

@@ -12,9 +12,8 @@ from matplotlib.figure import Figure  # without pyplot, which would look for a s
 from matplotlib.lines import Line2D
 
 from rl_service.common.errors import OutputError, SettingsError
-from rl_service.common.files import as_folder_name, output_errors
+from rl_service.common.files import as_folder_name, output_errors, replacing_folder
 from rl_service.common.metrics import METRICS, NUMERIC
-from rl_service.common.replace import replacing_folder
 from rl_service.common.text import nearest
 from rl_service.tuning.curves import Band
 from rl_service.tuning.groups import Group, load_groups

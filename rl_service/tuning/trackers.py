@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_service.common.metrics import ENV_STEPS
-from rl_service.policies.registry import PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.training.run import Run
 from rl_service.training.tracking import Notify, RunStatus, Tracker, build_trackers
 from rl_service.tuning.observer import TrialView

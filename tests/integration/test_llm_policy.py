@@ -14,10 +14,10 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from custom_models.base_models import STORE_VARIABLE
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
-from custom_models.model_store import STORE_VARIABLE
 from rl_service.algorithms.batch import build_learner_batch, critic_inputs, shuffled
 from rl_service.cli.train import _resumed as resumed
 from rl_service.common.errors import BundleError, CheckpointError, ObservationError

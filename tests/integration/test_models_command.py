@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from custom_models.model_store import STORE_VARIABLE, find_model, fingerprint
+from custom_models.base_models import STORE_VARIABLE, find_model, fingerprint
 from rl_service.cli.app import main
 from tests.support.base_models import gpt2_tokenizer_folder
 

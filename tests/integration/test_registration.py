@@ -148,7 +148,7 @@ def test_the_policy_of_the_package_lands(rl_service: Command, tmp_path: Path) ->
         ("promote x:0", "'0' in policy 'x:0' is no version"),
         ("rollback x", "known: none yet; rl-service train registers its best"),
         ("export x there", "policy x is not in the registry"),
-        ("list --root nonsense://x", "the policy registry nonsense://x cannot be reached"),
+        ("list --root nonsense://x", "cannot reach the policy registry nonsense://x"),
         ("show", "Missing argument"),
         ("lst", "Did you mean 'list'"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from custom_models.model_store import STORE_VARIABLE, find_model
+from custom_models.base_models import STORE_VARIABLE, find_model
 from rl_service.cli.app import main
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.policies.base_models import fetch
+from rl_service.policies.base_model_fetch import fetch
 from tests.learning.training import train
 
 

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from custom_models.model_store import STORE_VARIABLE
-from rl_service.policies.base_models import fetch
+from custom_models.base_models import STORE_VARIABLE
+from rl_service.policies.base_model_fetch import fetch
 
 SHARED_STORE = Path(tempfile.gettempdir()) / f"rl-service-test-models-{os.getuid()}"
 

@@ -15,7 +15,7 @@ from custom_models.llm_policy import LLMActor
 from custom_models.observation_text import PADDING
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.optimizer import FlatOptimizer
-from rl_service.policies.base_models import fetch
+from rl_service.policies.base_model_fetch import fetch
 from rl_service.runtime.process import prepare_process
 
 OBSERVATION_SIZE = 4

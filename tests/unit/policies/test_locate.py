@@ -9,7 +9,7 @@ import pytest
 
 from rl_service.common.errors import BundleError, RegistryError
 from rl_service.policies import load_bundle
-from rl_service.policies.files import bundle_sha256
+from rl_service.policies.bundle_files import bundle_sha256
 from rl_service.policies.locate import ZOO_FOLDER, find_policy, zoo_names
 from rl_service.policies.registry import PolicyRegistry
 from tests.conftest import WriteTestBundle

@@ -14,12 +14,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rl_service.common import replace
+from rl_service.common import files
 from rl_service.common.errors import BundleError, OutputError, RegistryError
 from rl_service.policies import load_bundle
-from rl_service.policies.files import bundle_sha256
+from rl_service.policies.bundle_files import bundle_sha256
 from rl_service.policies.locate import ZOO_FOLDER
-from rl_service.policies.registry import PolicyRegistry, PolicyVersion
+from rl_service.policies.policy_versions import PolicyVersion
+from rl_service.policies.registry import PolicyRegistry
 from tests.conftest import WriteTestBundle
 from tests.support.kills import run_and_kill_at
 
@@ -419,7 +420,7 @@ def damage(folder: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "changed", "gone"])
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_damaged_bundle_is_mended_by_registering_it_again(
+def test_a_damaged_bundle_is_repaired_by_registering_it_again(
     kind: str,
     can_exchange: bool,
     tmp_path: Path,
@@ -427,7 +428,7 @@ def test_a_damaged_bundle_is_mended_by_registering_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not can_exchange:
-        monkeypatch.setattr(replace, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     registry = PolicyRegistry(str(tmp_path / "registry"))
     version = registry.register(bundle(), NAME)
     folder = registry.fetch(version)
@@ -439,13 +440,13 @@ def test_a_damaged_bundle_is_mended_by_registering_it_again(
     assert len(registry.versions(NAME)) == 1
 
 
-def test_a_damaged_bundle_elsewhere_is_mended_too(
+def test_a_damaged_bundle_elsewhere_is_repaired_too(
     tmp_path: Path, bundle: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    registry = PolicyRegistry("memory://mended")
+    registry = PolicyRegistry("memory://repaired")
     version = registry.register(bundle(), NAME)
-    path = f"/mended/{NAME}/bundles/{version.sha256}/policy.safetensors"
+    path = f"/repaired/{NAME}/bundles/{version.sha256}/policy.safetensors"
     fsspec.filesystem("memory").pipe_file(path, b"half")
     with pytest.raises(BundleError, match="damaged"):
         registry.fetch(version)

@@ -12,7 +12,7 @@ import pytest
 
 from rl_service.common.errors import RegistryError
 from rl_service.policies import load_bundle
-from rl_service.policies.files import bundle_sha256
+from rl_service.policies.bundle_files import bundle_sha256
 from rl_service.serving.inputs import Limits
 from rl_service.serving.refusals import RequestError
 from rl_service.serving.service import Service

@@ -1,9 +1,6 @@
-"""The history of a policy's name: numbered entries, each written once.
+"""Versions of a policy's name, read from its log: numbered entries, each written once.
 
-    <root>/<name>/history/00000001.json     registers a version, moves aliases, or both
-    <root>/<name>/bundles/<sha256>/         the bundles that they speak of
-
-The newest entry holds all aliases, so that a poll reads one small file. A writer reads the history
+The newest entry holds all aliases, so that a poll reads one small file. A writer reads them all
 and creates the entry after its newest; if another one was faster, it reads and decides again.
 """
 
@@ -15,12 +12,12 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_service.common.errors import RegistryError
-from rl_service.policies.storage import Storage
+from rl_service.common.storage import Storage
 
 FORMAT_VERSION: Final = 1
 _FILE = re.compile(r"(\d{8})\.json", re.ASCII)
@@ -47,7 +44,7 @@ class Registered(_Strict):
 
 
 class Entry(_Strict):
-    """One file of the history."""
+    """One file."""
 
     format_version: Literal[1] = FORMAT_VERSION
     id: str = Field(default_factory=lambda: secrets.token_hex(8))
@@ -58,7 +55,25 @@ class Entry(_Strict):
     """All that there are from here on."""
 
 
-class History:
+class PolicyVersion(NamedTuple):
+    """A registered bundle."""
+
+    name: str
+    version: int
+    """From 1, in the order of registration."""
+    aliases: tuple[str, ...]
+    """Sorted; those that it had when it was read."""
+    created_at: str
+    """UTC, ISO 8601."""
+    env: str
+    model: str
+    episode_return_mean: float | None
+    """Of the evaluation that chose it; None if there was none."""
+    sha256: str
+    """Digest of the bundle; see `rl_service.policies.bundle_files`."""
+
+
+class EntryLog:
     """The entries of one name in a storage."""
 
     def __init__(self, storage: Storage, name: str) -> None:
@@ -116,3 +131,30 @@ class History:
                 f"{path} in the registry {self._storage} is damaged or from another release of "
                 f"rl-service; restore that file"
             ) from error
+
+
+def versions_of(name: str, entries: list[Entry]) -> list[PolicyVersion]:
+    """The versions that the entries of a name register, oldest first."""
+    aliases = entries[-1].aliases if entries else {}
+    return [
+        PolicyVersion(
+            name=name,
+            aliases=tuple(sorted(a for a, v in aliases.items() if v == entry.registered.version)),
+            created_at=entry.written_at,
+            **entry.registered.model_dump(),
+        )
+        for entry in entries
+        if entry.registered is not None
+    ]
+
+
+def pick(version: int, versions: list[PolicyVersion]) -> PolicyVersion:
+    """The version of that number, or a RegistryError that says which there are."""
+    for candidate in versions:
+        if candidate.version == version:
+            return candidate
+    newest = versions[-1]
+    raise RegistryError(
+        f"policy {newest.name} has no version {version}; there are 1 to {newest.version}, see "
+        f"rl-service policies list"
+    )

@@ -1,4 +1,4 @@
-"""The files of a bundle: opened only if they are what they must be; and the digest of them all.
+"""The files of a bundle: opened only if they are what they must be; their digest, and copies.
 
 A bundle may come from a stranger: a link could lead to any file of this machine, a pipe or a device
 never ends, and a large file fills memory or disk.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-from rl_service.common.errors import BundleError
+from rl_service.common.errors import BundleError, RegistryError
 
 FORMAT: Final = "rl-service-policy"
 SPEC_FILE, WEIGHTS_FILE, CARD_FILE = "policy.json", "policy.safetensors", "card.md"
@@ -26,6 +28,7 @@ MAX_SPEC_BYTES = 8 * 2**20
 MAX_CARD_BYTES = 2**20
 MAX_NUMBERS, _MAX_NESTED = 200_000, 10_000
 """Numbers, and lists and keys, in `policy.json`; more would take much memory to read."""
+_CACHE_FOLDER = "~/.cache/rl-service/policies"
 
 
 @contextmanager
@@ -112,3 +115,53 @@ def is_whole_bundle(folder: Path, sha256: str) -> bool:
         return bundle_sha256(folder) == sha256
     except BundleError:
         return False
+
+
+def copy_bundle(source: Path, target: Path, sha256: str) -> None:
+    """Copies the files of a bundle into an empty folder.
+
+    Raises:
+        BundleError: if the copy has another digest.
+    """
+    for name, file in open_files(source):
+        with (target / name).open("wb") as copy:
+            shutil.copyfileobj(file, copy)
+    check_digest(target, source, sha256)
+
+
+def check_digest(folder: Path, source: object, sha256: str) -> None:
+    """Raises a BundleError if the bundle in a folder, a copy of `source`, has another digest."""
+    if bundle_sha256(folder) != sha256:
+        raise BundleError(
+            f"{source} is damaged, or changed while it was copied: its sha256 is not "
+            f"{sha256[:12]}…; try again, or register that policy again"
+        )
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps copies of bundles, each in a folder named after its digest."""
+    return Path(_CACHE_FOLDER).expanduser()
+
+
+def cached_bundle(sha256: str, copy: Callable[[Path], None]) -> Path:
+    """The cache's copy of a bundle, made now if there is none.
+
+    Args:
+        sha256: digest of the bundle.
+        copy: writes the bundle's files into an empty folder.
+
+    Raises:
+        RegistryError: if the cache cannot be written.
+    """
+    from rl_service.common.storage import open_storage  # fsspec takes a while to import
+
+    cache = open_storage(_CACHE_FOLDER, _cache_failure)
+    cache.put_folder(sha256, copy, partial(is_whole_bundle, sha256=sha256))
+    return cache_folder() / sha256
+
+
+def _cache_failure(_: str, reason: str) -> RegistryError:
+    return RegistryError(
+        f"{cache_folder()}, where copies of bundles are kept, cannot be written: {reason}; fix "
+        f"that, or set HOME to another folder"
+    )

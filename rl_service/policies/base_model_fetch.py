@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from custom_models.model_store import CONFIG_FILE, STORE_VARIABLE, store_folder
+from custom_models.base_models import CONFIG_FILE, STORE_VARIABLE, store_folder
 from rl_service.common.errors import BaseModelError, SettingsError
 from rl_service.common.files import output_errors, sync_to_disk
 from rl_service.common.text import nearest, one_line
@@ -70,7 +70,7 @@ def fetch(name: str, *, on_message: Callable[[str], None]) -> Path:
     store = store_folder()
     folder = store / name
     if not _is_whole(folder, source):
-        with output_errors(folder, f"mend that or name another store in {STORE_VARIABLE}"):
+        with output_errors(folder, f"fix that, or name another store in {STORE_VARIABLE}"):
             store.mkdir(parents=True, exist_ok=True)
             with _one_process(store / f".{name}.lock"):
                 if not _is_whole(folder, source):  # another process may have been first

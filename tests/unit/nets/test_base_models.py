@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_models.model_store import (
+from custom_models.base_models import (
     KNOWN,
     STORE_VARIABLE,
     find_model,
@@ -16,7 +16,7 @@ from custom_models.model_store import (
     store_folder,
     stored_names,
 )
-from rl_service.policies.base_models import CATALOGUE
+from rl_service.policies.base_model_fetch import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
 

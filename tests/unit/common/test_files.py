@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.common import replace
+from rl_service.common import files
 from rl_service.common.errors import OutputError
-from rl_service.common.replace import replacing_folder
+from rl_service.common.files import replacing_folder
 
 
 def write(path: Path, text: str) -> None:
@@ -45,7 +45,7 @@ def test_the_new_folder_takes_the_place_of_the_old_and_leaves_nothing_beside_it(
 def test_it_also_works_where_folders_cannot_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replace, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     write(tmp_path / "b", "one")
     write(tmp_path / "b", "two")
     assert names(tmp_path) == ["b"]
@@ -65,7 +65,7 @@ def test_what_a_kill_left_behind_is_cleared_by_the_next_write(tmp_path: Path) ->
     write(target, "one")
     script = (
         "import os, sys, pathlib\n"
-        "from rl_service.common.replace import replacing_folder\n"
+        "from rl_service.common.files import replacing_folder\n"
         "with replacing_folder(pathlib.Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half').touch()\n"
         "    os.kill(os.getpid(), 9)\n"
