@@ -62,7 +62,7 @@ def _print_table(comparison: Comparison) -> None:
     from rich.text import Text
 
     from rl_service.cli.figures import short_path
-    from rl_service.tuning.results import HEADINGS
+    from rl_service.tuning.comparison import HEADINGS
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("group", overflow="fold")

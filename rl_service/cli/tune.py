@@ -13,9 +13,9 @@ from rl_service.cli.console import told_if_interrupted
 from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.tuning.load import TuningPlan
+    from rl_service.common.storage import Storage
     from rl_service.tuning.observer import TuneResult
-    from rl_service.tuning.storage import ExperimentStorage
+    from rl_service.tuning.plan import TuningPlan
 
 
 def tune(
@@ -59,38 +59,38 @@ def tune(
 
 def _new(
     file: Path | None, num_samples: int | None, storage: str | None
-) -> tuple[TuningPlan, ExperimentStorage]:
+) -> tuple[TuningPlan, Storage]:
     if file is None:
         raise SettingsError(
             "tune needs a file; write one with a search_space or try tuning/CartPole-v1"
         )
-    from rl_service.tuning.load import load_plan, new_experiment
+    from rl_service.tuning.plan import load_plan, new_experiment
     from rl_service.tuning.storage import DEFAULT_STORAGE
 
-    plan = load_plan(file, {"num_samples": num_samples})
+    plan = load_plan(file, num_samples)
     return plan, new_experiment(plan, storage or DEFAULT_STORAGE)
 
 
 def _opened(
     resume: str, file: Path | None, num_samples: int | None, storage: str | None
-) -> tuple[TuningPlan, ExperimentStorage]:
+) -> tuple[TuningPlan, Storage]:
     if (file, num_samples, storage) != (None, None, None):
         raise SettingsError(
             "--resume takes everything from the experiment, so FILE, --num-samples and --storage "
             "cannot be given; start a new experiment without --resume to change them"
         )
-    from rl_service.tuning.load import open_experiment
+    from rl_service.tuning.plan import open_experiment
 
     return open_experiment(resume)
 
 
-def _run(plan: TuningPlan, experiment: ExperimentStorage, *, resume: bool) -> TuneResult:
+def _run(plan: TuningPlan, experiment: Storage, *, resume: bool) -> TuneResult:
     """Tunes with the console to ourselves; what the libraries say goes to the log."""
     from rl_service.training.capture import captured_output
-    from rl_service.tuning.storage import LOG_FILE
+    from rl_service.tuning.storage import LOG_FILE, working_folder
 
     with (
-        experiment.working_folder(LOG_FILE) as folder,
+        working_folder(experiment, LOG_FILE) as folder,
         captured_output(folder / LOG_FILE) as (out, _),
     ):
         from rl_service.cli.tuning_progress import build_tuning_progress

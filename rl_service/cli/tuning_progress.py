@@ -13,10 +13,8 @@ from rich.text import Text
 
 from rl_service.cli.console import can_move_cursor, until_closed
 from rl_service.cli.figures import duration, figure, mean_std, speed
-from rl_service.tuning.load import TuningPlan
-from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult
-from rl_service.tuning.report import ranked
-from rl_service.tuning.settings import PBTSettings
+from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult, ranked
+from rl_service.tuning.plan import PBTSettings, TuningPlan
 
 _MAX_ROWS = 20
 _STYLES: dict[TrialStatus, str] = {

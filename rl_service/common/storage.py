@@ -169,7 +169,10 @@ class LocalStorage(Storage):
 
     def remove(self, path: str = "") -> None:
         target = self.local_path / path
-        with self._reporting("write"), contextlib.suppress(FileNotFoundError):
+        with (
+            self._reporting("write"),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        ):
             shutil.rmtree(target) if target.is_dir() else target.unlink()
 
     def _target(self, path: str) -> Path:
@@ -217,7 +220,6 @@ class RemoteStorage(Storage):
         with self._reporting("read"):
             self.file_system.invalidate_cache(path)  # another process may have written
             try:
-                # No glob, which would read the folder's own name as a pattern.
                 found = self.file_system.ls(path, detail=False)
             except FileNotFoundError:
                 return []
@@ -226,8 +228,12 @@ class RemoteStorage(Storage):
     def read(self, paths: list[str]) -> list[bytes]:
         full = [self._full(path) for path in paths]
         with self._reporting("read"):
-            contents = self.file_system.cat(full) if full else {}  # at once, where it can
-            return [contents[path] for path in full]
+            # All at once, if it can. `cat` would read paths as patterns, as glob and rm do.
+            contents = self.file_system.cat_ranges(full, None, None)
+            for content in contents:
+                if isinstance(content, Exception):
+                    raise content
+        return list(contents)
 
     def write(self, path: str, content: bytes) -> None:
         with self._reporting("write"):
@@ -255,7 +261,10 @@ class RemoteStorage(Storage):
 
     def remove(self, path: str = "") -> None:
         with self._reporting("write"), contextlib.suppress(FileNotFoundError):
-            self.file_system.rm(self._full(path), recursive=True)
+            if self.file_system.isfile(self._full(path)):
+                self.file_system.rm_file(self._full(path))
+            else:
+                self.file_system.rm(self._full(path), recursive=True)
 
     def _target(self, path: str) -> str:
         """Where to write, in a folder that exists."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # without pyplot, which would look for a screen
@@ -15,10 +18,13 @@ from rl_service.common.errors import OutputError, SettingsError
 from rl_service.common.files import as_folder_name, output_errors, replacing_folder
 from rl_service.common.metrics import METRICS, NUMERIC
 from rl_service.common.text import nearest
-from rl_service.tuning.curves import Band
-from rl_service.tuning.groups import Group, load_groups
-from rl_service.tuning.results import RESULTS_CSV, RESULTS_MD, GroupResult, write_results
+from rl_service.tuning.curves import Band, RunGroup, load_groups
 
+RESULTS_CSV, RESULTS_MD = "results.csv", "results.md"
+HEADINGS = (
+    *("group", "runs", "seeds", "env steps"),
+    *("final return", "best return", "final evaluation", "best evaluation"),
+)
 DEFAULT_METRICS = (
     "episode_return_mean",
     "evaluation/episode_return_mean",
@@ -34,6 +40,74 @@ _DPI = 120
 _LEGEND_WIDTH = 90  # characters
 _COLOURS = 10  # of Matplotlib's cycle; then the same with another dash
 _DASHES = ("-", "--", ":", "-.")
+
+
+class Spread(NamedTuple):
+    """A number over several runs."""
+
+    mean: float
+    std: float | None
+    """Sample standard deviation; None for a single run."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        deviation = "" if self.std is None else f" ± {self.std:,.1f}"
+        return f"{self.mean:,.1f}{deviation}"
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What the runs of a group reached; None if one of them has no such number."""
+
+    group: str
+    runs: list[Path]
+    seeds: list[int]
+    env_steps_min: int
+    env_steps_max: int
+    returns: dict[str, Spread | None]
+    """`final_return` and `best_return` in training, `final_evaluation` and `best_evaluation`."""
+
+    @classmethod
+    def of(cls, group: RunGroup) -> GroupResult:
+        steps = [run.env_steps for run in group.runs]
+        return cls(
+            group=group.label,
+            runs=[run.run.path for run in group.runs],
+            seeds=[run.run.settings.seed for run in group.runs],
+            env_steps_min=min(steps),
+            env_steps_max=max(steps),
+            returns={
+                **_final_and_best(group, "episode_return_mean", "return"),
+                **_final_and_best(group, "evaluation/episode_return_mean", "evaluation"),
+            },
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain values by column of the CSV file."""
+        row: dict[str, Any] = {
+            "group": self.group,
+            "runs": len(self.runs),
+            "seeds": " ".join(map(str, self.seeds)),
+            "env_steps_min": self.env_steps_min,
+            "env_steps_max": self.env_steps_max,
+        }
+        for name, spread in self.returns.items():
+            row[f"{name}_mean"], row[f"{name}_std"] = spread or (None, None)
+        return row
+
+    def cells(self) -> list[str]:
+        """The row as it is read, under HEADINGS."""
+        least, most = self.env_steps_min, self.env_steps_max
+        return [
+            self.group,
+            str(len(self.runs)),
+            ", ".join(map(str, self.seeds)),
+            f"{most:,}" if least == most else f"{least:,}–{most:,}",
+            *("–" if spread is None else str(spread) for spread in self.returns.values()),
+        ]
 
 
 class Comparison(NamedTuple):
@@ -71,9 +145,9 @@ def compare(runs: Sequence[str], folder: Path, *, metrics: Sequence[str] = ()) -
             bands, left_out = _bands(metric, groups)
             notes += left_out
             if bands:
-                draw(staged / figure_name(metric), metric, bands)
-                figures.append(folder / figure_name(metric))
-        write_results(staged, results)
+                _draw(staged / _figure_name(metric), metric, bands)
+                figures.append(folder / _figure_name(metric))
+        _write_results(staged, results)
     return Comparison(folder, results, figures, notes)
 
 
@@ -97,7 +171,7 @@ def _check_folder(folder: Path) -> None:
         if not folder.exists():
             return
         found = sorted(path.name for path in folder.iterdir())
-    ours = {RESULTS_CSV, RESULTS_MD, *map(figure_name, NUMERIC)}
+    ours = {RESULTS_CSV, RESULTS_MD, *map(_figure_name, NUMERIC)}
     foreign = [name for name in found if name not in ours]
     if foreign:
         raise OutputError(
@@ -106,7 +180,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _chosen(metrics: Sequence[str], groups: Sequence[Group]) -> list[str]:
+def _chosen(metrics: Sequence[str], groups: Sequence[RunGroup]) -> list[str]:
     """The metrics to draw; each has values in some run."""
     there = {metric for group in groups for run in group.runs for metric in run.curves}
     missing = [metric for metric in metrics if metric not in there]
@@ -117,30 +191,30 @@ def _chosen(metrics: Sequence[str], groups: Sequence[Group]) -> list[str]:
     return list(dict.fromkeys(metrics)) or [m for m in DEFAULT_METRICS if m in there]
 
 
-def _bands(metric: str, groups: Sequence[Group]) -> tuple[dict[str, Band], list[str]]:
+def _bands(metric: str, groups: Sequence[RunGroup]) -> tuple[dict[str, Band], list[str]]:
     """The groups that can be drawn, by label, and a note for each that cannot."""
     found = {group.label: group.band(metric) for group in groups}
     notes = [
-        f"{figure_name(metric)} leaves out '{group.label}': {_reason(group, metric)}"
+        f"{_figure_name(metric)} leaves out '{group.label}': {_reason(group, metric)}"
         for group in groups
         if found[group.label] is None
     ]
     return {label: band for label, band in found.items() if band is not None}, notes
 
 
-def _reason(group: Group, metric: str) -> str:
+def _reason(group: RunGroup, metric: str) -> str:
     if group.curves(metric) is not None:
         return "its runs share no env steps"
     number = sum(metric not in run.curves for run in group.runs)
     return f"{number} of its {len(group.runs)} runs have no values"
 
 
-def figure_name(metric: str) -> str:
+def _figure_name(metric: str) -> str:
     """File of a metric's figure."""
     return f"{as_folder_name(metric)}.png"
 
 
-def draw(path: Path, metric: str, bands: Mapping[str, Band]) -> None:
+def _draw(path: Path, metric: str, bands: Mapping[str, Band]) -> None:
     """Draws a line and a band for each group.
 
     Args:
@@ -177,3 +251,38 @@ def _draw_band(axes: Axes, index: int, band: Band) -> Line2D:
 
 def _shown(label: str) -> str:
     return textwrap.fill(label.replace("$", r"\$"), _LEGEND_WIDTH)  # `$` would begin a formula
+
+
+def _write_results(folder: Path, results: Sequence[GroupResult]) -> None:
+    """Writes the table as CSV with all digits, and as Markdown to be read."""
+    rows = [result.as_row() for result in results]
+    with (folder / RESULTS_CSV).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / RESULTS_MD).write_text(_markdown(results), encoding="utf-8")
+
+
+def _final_and_best(group: RunGroup, metric: str, name: str) -> dict[str, Spread | None]:
+    curves = group.curves(metric)
+    if curves is None:
+        return {f"final_{name}": None, f"best_{name}": None}
+    return {
+        f"final_{name}": Spread.of([float(curve.values[-1]) for curve in curves]),
+        f"best_{name}": Spread.of([float(curve.values.max()) for curve in curves]),
+    }
+
+
+def _markdown(results: Sequence[GroupResult]) -> str:
+    lines = [
+        _line(HEADINGS),
+        _line(["---"] * 3 + ["---:"] * (len(HEADINGS) - 3)),
+        *(_line([cell.replace("|", r"\|") for cell in result.cells()]) for result in results),
+        "",
+        *(f"- {r.group}: {', '.join(f'`{run.name}`' for run in r.runs)}" for r in results),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

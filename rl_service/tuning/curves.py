@@ -1,17 +1,22 @@
-"""Metrics of a run over its env steps, and those of several runs as a mean and a band."""
+"""Runs to compare: the curve of each metric, and the groups of runs that become one band."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_service.common.errors import CheckpointError
+from rl_service.common.errors import CheckpointError, SettingsError
 from rl_service.common.metrics import ENV_STEPS, NUMERIC
+from rl_service.common.text import one_line
+from rl_service.config.settings import Settings
+from rl_service.training.run import Run
+from rl_service.tuning.storage import PLAN_FILE
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +80,116 @@ def band_of(curves: Sequence[Curve]) -> Band | None:
     steps = steps[(first <= steps) & (steps <= last)]  # (N,)
     values = np.stack([np.interp(steps, c.env_steps, c.values) for c in curves])  # (runs, N)
     return Band(steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """A run and its metrics."""
+
+    run: Run
+    curves: dict[str, Curve]
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of the run so far."""
+        return int(self.curves[ENV_STEPS].values[-1])
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that are one line in the figures and one row in the table."""
+
+    label: str
+    runs: list[RunCurves]
+
+    def curves(self, metric: str) -> list[Curve] | None:
+        """A metric's curve of each run; None if one has no values of it."""
+        found = [run.curves.get(metric) for run in self.runs]
+        whole = [curve for curve in found if curve is not None]
+        return whole if len(whole) == len(found) else None
+
+    def band(self, metric: str) -> Band | None:
+        """A metric of all runs; None if one has no values of it or they share no env steps."""
+        curves = self.curves(metric)
+        return None if curves is None else band_of(curves)
+
+
+def load_groups(references: Sequence[str]) -> list[RunGroup]:
+    """Reads runs and puts those of one label together, in the order of their first.
+
+    Args:
+        references: each a run's folder, its id under `./runs`, or `LABEL=` and one of them.
+
+    Raises:
+        CheckpointError: if there is no such run, or it is damaged or has no iterations yet.
+        SettingsError: if a label is empty or holds a run twice.
+    """
+    named = [_split(reference) for reference in references]
+    runs = [_read(run) for _, run in named]
+    plain = _plain_labels([r.run for r, (label, _) in zip(runs, named, strict=True) if not label])
+    groups: dict[str, RunGroup] = {}
+    for (given, _), run in zip(named, runs, strict=True):
+        label = given or plain[run.run.path]
+        group = groups.setdefault(label, RunGroup(label, []))
+        if any(run.run.path == other.run.path for other in group.runs):
+            raise SettingsError(f"run {run.run.path} is given twice as '{label}'; name it once")
+        group.runs.append(run)
+    return list(groups.values())
+
+
+def _split(reference: str) -> tuple[str, str]:
+    """Label, empty if there is none, and run."""
+    label, equals, run = reference.partition("=")
+    if not equals or Path(reference).is_dir():
+        return "", reference
+    label = one_line(label)
+    if not label or not run:
+        raise SettingsError(f"'{reference}' lacks a label or a run; give RUN or LABEL=RUN")
+    return label, run
+
+
+def _read(reference: str) -> RunCurves:
+    try:
+        if Path(reference, PLAN_FILE).is_file():
+            raise CheckpointError(
+                f"{reference} is a tuning experiment, and its trials are no runs; they are "
+                f"compared in its report folder"
+            )
+        run = Run.open(reference)
+        rows = run.read_progress()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CheckpointError(
+            f"run {reference:.200} cannot be read: {reason}; name a run's folder or its id"
+        ) from error
+    if not rows:
+        raise CheckpointError(f"run {run.path} has no iterations yet; wait for one or leave it out")
+    return RunCurves(run, curves_of(rows, str(run.path / "progress.jsonl")))
+
+
+def _plain_labels(runs: Iterable[Run]) -> dict[Path, str]:
+    """Labels by the runs' folders: model, algorithm, env, and settings that make a difference."""
+    by_name: dict[str, dict[Path, dict[str, Any]]] = {}
+    for run in runs:
+        s = run.settings
+        name = f"{s.model.name} {s.algorithm.name} {s.env.id}"
+        by_name.setdefault(name, {})[run.path] = _compared(s)
+    return {
+        path: ", ".join([name, *(f"{key}={settings[key]}" for key in _varying(alike.values()))])
+        for name, alike in by_name.items()
+        for path, settings in alike.items()
+    }
+
+
+def _compared(settings: Settings) -> dict[str, Any]:
+    """Settings that make one run another than the next."""
+    return {k: v for k, v in settings.by_key().items() if not k.startswith("tracking.")}
+
+
+def _varying(settings: Iterable[dict[str, Any]]) -> list[str]:
+    """Keys that do not have the same value everywhere."""
+    first, *others = settings
+    return [key for key in first if any(other[key] != first[key] for other in others)]
 
 
 def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:

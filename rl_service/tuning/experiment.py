@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from ray import tune
 from ray.tune.execution import class_cache
@@ -16,29 +13,33 @@ from ray.tune.experiment import Trial
 from ray.tune.tune_config import ResumeConfig
 
 from rl_service.common.errors import RLServiceError, TuningError
+from rl_service.common.storage import Storage
 from rl_service.common.text import one_line
 from rl_service.runtime.machine import available_gpus
 from rl_service.runtime.ray_session import ray_session
 from rl_service.training.run import Run
-from rl_service.tuning.best import BestOfTrials, keep_best
-from rl_service.tuning.load import TuningPlan
-from rl_service.tuning.observer import TrialView, TuneResult, TuningObserver
-from rl_service.tuning.report import (
+from rl_service.tuning.observer import (
+    TrialTrackers,
+    TrialView,
+    TuneResult,
+    TuningObserver,
+    trial_folder,
+)
+from rl_service.tuning.outcome import (
     PRESET_FILE,
     RESULTS_FILE,
-    write_figures,
-    write_preset,
-    write_table,
+    BestOfTrials,
+    best_preset,
+    draw_figures,
+    keep_best,
+    results_table,
 )
-from rl_service.tuning.resources import TrialResources, check_placement, check_shared
+from rl_service.tuning.plan import PBTSettings, TuningPlan
+from rl_service.tuning.ray_tune import Stopping, TuneCallback, tune_environment
+from rl_service.tuning.resources import check_placement, check_shared, trial_resources
 from rl_service.tuning.search import build_scheduler, search_arguments
-from rl_service.tuning.settings import PBTSettings
-from rl_service.tuning.snapshot import saved_trials
-from rl_service.tuning.storage import ExperimentStorage
-from rl_service.tuning.trackers import TrialTrackers, trial_folder
+from rl_service.tuning.storage import saved_trials, tune_arguments, working_folder
 from rl_service.tuning.trial import TuningTrial
-from rl_service.tuning.tune_process import Stopping, tune_environment
-from rl_service.tuning.watch import Watch
 
 REPORT_FOLDER = "report"
 _STOPPING = "stopping when the trials are saved; Ctrl-C again ends the experiment at once"
@@ -46,15 +47,15 @@ _STORE = "AWS_"  # begins the names of the variables for s3://
 
 
 def tune_experiment(
-    plan: TuningPlan, storage: ExperimentStorage, observer: TuningObserver, *, resume: bool
+    plan: TuningPlan, storage: Storage, observer: TuningObserver, *, resume: bool
 ) -> TuneResult:
     """Runs an experiment to its end, or until SIGINT or SIGTERM asks to stop.
 
     Args:
         plan: of the experiment.
         storage: its folder, which receives everything.
-        observer: told of every step.
-        resume: goes on with what is there: finished trials are left alone, others go on from
+        observer: receives every step.
+        resume: continues what is there: finished trials are left alone, others continue from
             their last checkpoints, failed ones are tried again.
 
     Raises:
@@ -63,39 +64,51 @@ def tune_experiment(
         TuningError: if no trial left a policy.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_locked(plan, storage))
+        if storage.local_path is not None:  # keeps other processes of this machine away
+            stack.enter_context(Run(storage.local_path, plan.base).lock())
         saved = saved_trials(storage) if resume else set()
         fitting = _connect(stack, plan, storage, leaves_nothing=not resume)
         max_concurrent = min(plan.tuning.max_concurrent or fitting, plan.tuning.num_samples)
-        _announce(plan, storage, observer, max_concurrent, fitting)
-        folder = stack.enter_context(storage.working_folder())
+        observer.on_start(plan, str(storage), max_concurrent)
+        if max_concurrent > fitting:  # where nodes come by themselves, this is how to get them
+            observer.on_message(
+                f"{max_concurrent} trials at a time are asked for, and {fitting} fit on the "
+                f"present nodes; the others wait for more nodes"
+            )
+        folder = stack.enter_context(working_folder(storage))
         trackers = TrialTrackers(
             plan.space,
             folder,
-            # Files are told by where they are in the end.
+            # Files are named by where they are in the end.
             lambda text: observer.on_message(text.replace(str(folder), str(storage))),
         )
         stopping = Stopping(lambda: observer.on_message(_STOPPING))
-        scheduler = build_scheduler(plan)
-        watch = Watch(
+        callback = TuneCallback(
             observer,
             trackers,
             plan.space,
-            scheduler,
+            build_scheduler(plan),
             saved,
             storage,
             lambda: stopping.requested,
         )
         with stopping:
             try:
-                trials = _run_trials(plan, storage, watch, max_concurrent, bool(saved))
+                trials = _run_trials(plan, storage, callback, max_concurrent, bool(saved))
             finally:
                 trackers.finish_all("stopped")
-        views = [watch.view(trial) for trial in trials]
-        if stopping.requested:
-            result = _result(plan, storage, views, "stopped")
-        else:
-            result = _conclude(plan, storage, observer, trackers, trials, views)
+        views = [callback.view(trial) for trial in trials]
+        result = TuneResult(
+            experiment=str(storage),
+            status="stopped" if stopping.requested else "finished",
+            trials=len(views),
+            failed=sum(view.status == "failed" for view in views),
+            env=plan.base.env.id,
+            env_steps=sum(view.env_steps or 0 for view in views) * plan.tuning.num_seeds,
+        )
+        if not stopping.requested:
+            best = _conclude(plan, storage, observer, trackers, trials, views)
+            result = _with_best(result, best, f"{storage}/{REPORT_FOLDER}/{PRESET_FILE}")
     observer.on_finish(result, views)
     return result
 
@@ -103,7 +116,7 @@ def tune_experiment(
 def _connect(
     stack: contextlib.ExitStack,
     plan: TuningPlan,
-    storage: ExperimentStorage,
+    storage: Storage,
     *,
     leaves_nothing: bool,
 ) -> int:
@@ -122,25 +135,10 @@ def _connect(
     return fitting
 
 
-def _announce(
-    plan: TuningPlan,
-    storage: ExperimentStorage,
-    observer: TuningObserver,
-    max_concurrent: int,
-    fitting: int,
-) -> None:
-    observer.on_start(plan, str(storage), max_concurrent)
-    if max_concurrent > fitting:  # where nodes come by themselves, this is how to get them
-        observer.on_message(
-            f"{max_concurrent} trials at a time are asked for, and {fitting} fit on the nodes "
-            f"that there are; the others wait for more nodes"
-        )
-
-
 def _run_trials(
     plan: TuningPlan,
-    storage: ExperimentStorage,
-    watch: Watch,
+    storage: Storage,
+    callback: TuneCallback,
     max_concurrent: int,
     resume: bool,
 ) -> list[Trial]:
@@ -153,10 +151,12 @@ def _run_trials(
     is_population = isinstance(plan.tuning.scheduler, PBTSettings)
     with tune_environment():
         analysis = tune.run(
-            tune.with_resources(trainable, TrialResources(plan.space, plan.tuning.num_seeds)),
+            tune.with_resources(
+                trainable, partial(trial_resources, plan.space, plan.tuning.num_seeds)
+            ),
             **search_arguments(plan),
-            **storage.tune_arguments(),
-            scheduler=watch.scheduler,
+            **tune_arguments(storage),
+            scheduler=callback.scheduler,
             num_samples=plan.tuning.num_samples,
             max_concurrent_trials=None if is_population else max_concurrent,
             time_budget_s=plan.tuning.time_budget_s,
@@ -165,7 +165,7 @@ def _run_trials(
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=1, num_to_keep=4 if is_population else 2
             ),
-            callbacks=[watch],
+            callbacks=[callback],
             trial_dirname_creator=_folder_name,
             resume_config=ResumeConfig(errored=ResumeConfig.ResumeType.RESUME) if resume else None,
             resume=True if resume else None,
@@ -189,76 +189,34 @@ def _store_variables() -> dict[str, str]:
 
 
 def _folder_name(trial: Trial) -> str:
-    return trial_folder(trial.trial_id)
-
-
-def _locked(
-    plan: TuningPlan, storage: ExperimentStorage
-) -> contextlib.AbstractContextManager[None]:
-    """Keeps other processes of this machine from working on the experiment."""
-    folder = storage.local_path
-    return contextlib.nullcontext() if folder is None else Run(folder, plan.base).lock()
+    return trial_folder(trial.trial_id)  # Tune's snapshots refer to this function by its name
 
 
 def _conclude(
     plan: TuningPlan,
-    storage: ExperimentStorage,
+    storage: Storage,
     observer: TuningObserver,
     trackers: TrialTrackers,
     trials: list[Trial],
     views: list[TrialView],
-) -> TuneResult:
+) -> BestOfTrials:
     """The table first, which says why there may be no policy; the figures last."""
-    result = _result(plan, storage, views, "finished")
-    with _report(storage) as folder:
-        write_table(folder / RESULTS_FILE, plan, views)
+    table = f"{REPORT_FOLDER}/{RESULTS_FILE}"
+    storage.write(table, results_table(plan, views).encode())
     try:
         best = keep_best(plan, storage, trials, views, observer.on_message)
     except TuningError as error:
-        table = f"{storage}/{REPORT_FOLDER}/{RESULTS_FILE}"
-        raise TuningError(f"{error}; the table is {table}") from error
-    with _report(storage) as folder:
-        write_preset(folder / PRESET_FILE, best.settings, str(storage), best.trial)
+        raise TuningError(f"{error}; the table is {storage}/{table}") from error
+    preset = best_preset(best.settings, str(storage), best.trial)
+    storage.write(f"{REPORT_FOLDER}/{PRESET_FILE}", preset.encode())
     if best.registered is not None:
         trackers.keep_best(best.trial, best.bundle, best.registered)
-    _draw(plan, storage, observer, views)
-    return _with_best(result, best, f"{storage}/{REPORT_FOLDER}/{PRESET_FILE}")
-
-
-@contextlib.contextmanager
-def _report(storage: ExperimentStorage) -> Iterator[Path]:
-    """A folder whose files go into the report if the block succeeds."""
-    with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
-        yield Path(folder)
-        storage.put_folder(Path(folder), REPORT_FOLDER)
-
-
-def _draw(
-    plan: TuningPlan,
-    storage: ExperimentStorage,
-    observer: TuningObserver,
-    views: list[TrialView],
-) -> None:
     try:
-        with _report(storage) as folder:
-            for missing in write_figures(folder, plan, views):
-                observer.on_message(missing)
+        for name, content in draw_figures(plan, views).items():
+            storage.write(f"{REPORT_FOLDER}/{name}", content)
     except Exception as error:  # of two drawing libraries; the result is worth more than a picture
         observer.on_message(f"no figures: {one_line(error)}; the table and the policy are there")
-
-
-def _result(
-    plan: TuningPlan, storage: ExperimentStorage, views: list[TrialView], status: Any
-) -> TuneResult:
-    steps = sum(view.env_steps or 0 for view in views) * plan.tuning.num_seeds
-    return TuneResult(
-        experiment=str(storage),
-        status=status,
-        trials=len(views),
-        failed=sum(view.status == "failed" for view in views),
-        env=plan.base.env.id,
-        env_steps=steps,
-    )
+    return best
 
 
 def _with_best(result: TuneResult, best: BestOfTrials, preset: str) -> TuneResult:

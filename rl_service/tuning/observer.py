@@ -1,16 +1,25 @@
-"""What a tuning experiment tells whoever watches it, and what it returns at the end."""
+"""What an experiment reports: to an observer as it runs, to each trial's trackers, at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rl_service.tuning.load import TuningPlan
+from rl_service.common.metrics import ENV_STEPS
+from rl_service.policies.policy_versions import PolicyVersion
+from rl_service.training.run import Run
+from rl_service.training.tracking import Notify, RunStatus, Tracker, build_trackers
+from rl_service.tuning.plan import SCORE, TuningPlan
+from rl_service.tuning.space import SearchSpace
+
+TRAINING_PREFIX = "train/"
+"""Of a result's numbers that are a training's own."""
 
 TrialStatus = Literal["waiting", "running", "paused", "finished", "stopped early", "failed"]
 """`stopped early`: by the scheduler or the time budget, for good. `paused` and `waiting` trials of
-an experiment that was stopped go on with it."""
+a stopped experiment continue with it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,20 @@ class TrialView:
     error: str | None = None
     """One line; None if it has not failed."""
     seed_scores: list[float] = field(default_factory=list)
+
+
+def ranked(trials: Sequence[TrialView]) -> list[TrialView]:
+    """Best score first; without one, and failed ones, last.
+
+    Of equals, the one that ended better is the steadier; then the faster first.
+    """
+
+    def rank(trial: TrialView) -> tuple[bool, float, float, float]:
+        scores = (trial.best_score, trial.score)
+        best, last = (float("inf") if score is None else -score for score in scores)
+        return (trial.status == "failed", best, last, trial.time_s or 0.0)
+
+    return sorted(trials, key=rank)
 
 
 @dataclass(frozen=True)
@@ -70,7 +93,7 @@ class TuningObserver(Protocol):
     """Watches an experiment; called from the process that drives it."""
 
     def on_start(self, plan: TuningPlan, experiment: str, max_concurrent: int) -> None:
-        """The first trial is about to start, or to go on.
+        """The first trial is about to start, or to continue.
 
         Args:
             plan: the experiment.
@@ -86,3 +109,67 @@ class TuningObserver(Protocol):
 
     def on_finish(self, result: TuneResult, trials: Sequence[TrialView]) -> None:
         """The experiment ended or was stopped; not called after an exception."""
+
+
+def trial_folder(trial_id: str) -> str:
+    """Folder of a trial within its experiment."""
+    return f"trial_{trial_id}"
+
+
+class TrialTrackers:
+    """What the fixed settings' `tracking` asks for, for each trial; kept by the driver.
+
+    Args:
+        space: of the experiment.
+        folder: the experiment's, on this machine; its name is the group.
+        notify: takes lines that the user should see, once however many trials say them.
+    """
+
+    def __init__(self, space: SearchSpace, folder: Path, notify: Notify) -> None:
+        self._space = space
+        self._folder = folder
+        self._notify = notify
+        self._told: set[str] = set()
+        self._open: dict[str, list[Tracker]] = {}
+
+    def log(self, trial: TrialView, result: Mapping[str, Any]) -> None:
+        """Adds a report's numbers."""
+        if trial.trial_id not in self._open:
+            self._open[trial.trial_id] = self._build(trial)
+        row = {
+            key.removeprefix(TRAINING_PREFIX): value
+            for key, value in result.items()
+            if key.startswith(TRAINING_PREFIX)
+        }
+        for tracker in self._open[trial.trial_id]:
+            tracker.log(row | {SCORE: result[SCORE]}, result[ENV_STEPS])
+
+    def finish(self, trial_id: str, status: RunStatus) -> None:
+        """Lets go of a trial that has ended."""
+        for tracker in self._open.pop(trial_id, []):
+            tracker.finish(status)
+
+    def finish_all(self, status: RunStatus) -> None:
+        """Lets go of those that have not."""
+        for trial_id in list(self._open):
+            self.finish(trial_id, status)
+
+    def keep_best(self, trial: TrialView, bundle: Path, version: PolicyVersion) -> None:
+        """Adds the best policy to its trial, which has ended."""
+        if self._space.base.tracking.wandb_project is None:  # nothing else keeps files
+            return
+        for tracker in self._build(trial):
+            tracker.log_policy(bundle, version)
+            tracker.finish("finished")
+
+    def _build(self, trial: TrialView) -> list[Tracker]:
+        settings = self._space.settings(trial.values)
+        path = self._folder / trial_folder(trial.trial_id)
+        path.mkdir(exist_ok=True)
+        return build_trackers(Run(path, settings), settings, self._tell_once)
+
+    def _tell_once(self, text: str) -> None:
+        what = text.partition(":")[0]  # what follows is the trial's own: its URL, its folder
+        if what not in self._told:
+            self._told.add(what)
+            self._notify(text)

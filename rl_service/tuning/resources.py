@@ -13,12 +13,12 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_service.common.errors import OutputError, ResourceError, SettingsError
+from rl_service.common.storage import Storage
 from rl_service.common.text import one_line
 from rl_service.config.settings import ResourceSettings
 from rl_service.tuning.domains import Value
-from rl_service.tuning.settings import PLACEMENT_KEYS
+from rl_service.tuning.plan import PLACEMENT_KEYS
 from rl_service.tuning.space import SearchSpace
-from rl_service.tuning.storage import ExperimentStorage
 
 _LEARNER_CPUS = 1.0
 _LOOK_TIMEOUT_S = 120.0  # a node that is busy starts a process in a minute
@@ -43,21 +43,17 @@ def trial_bundles(resources: ResourceSettings, num_seeds: int) -> list[dict[str,
     return [learner, *[dict(worker) for _ in range(num_workers)]]
 
 
-class TrialResources:
+def trial_resources(
+    space: SearchSpace, num_seeds: int, config: Mapping[str, Any]
+) -> tune.PlacementGroupFactory:
     """What a trial takes, by its coordinates: the number of workers may be searched."""
-
-    def __init__(self, space: SearchSpace, num_seeds: int) -> None:
-        self._space = space
-        self._num_seeds = num_seeds
-
-    def __call__(self, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        try:
-            resources = self._space.settings(self._space.values(config)).resources
-        except SettingsError:  # which the trial raises, and is then over
-            bundles = [{"CPU": _LEARNER_CPUS}]
-        else:
-            bundles = trial_bundles(resources, self._num_seeds)
-        return tune.PlacementGroupFactory(bundles, strategy="PACK")
+    try:
+        resources = space.settings(space.values(config)).resources
+    except SettingsError:  # which the trial raises, and is then over
+        bundles = [{"CPU": _LEARNER_CPUS}]
+    else:
+        bundles = trial_bundles(resources, num_seeds)
+    return tune.PlacementGroupFactory(bundles, strategy="PACK")
 
 
 def check_placement(space: SearchSpace, num_seeds: int) -> int:
@@ -152,7 +148,7 @@ def _can_place(bundles: list[dict[str, float]], nodes: list[Mapping[str, float]]
     return True
 
 
-def check_shared(storage: ExperimentStorage) -> None:
+def check_shared(storage: Storage) -> None:
     """Makes sure that every node finds what another one writes.
 
     A node that goes meanwhile need not: no trial will be there.

@@ -21,12 +21,13 @@ from ray.tune.search.optuna import OptunaSearch
 
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.tuning.domains import Coordinate, Domain
-from rl_service.tuning.load import TuningPlan, population_keys
-from rl_service.tuning.settings import (
+from rl_service.tuning.plan import (
     SCORE,
     ASHASettings,
     MedianSettings,
     PBTSettings,
+    TuningPlan,
+    population_keys,
 )
 from rl_service.tuning.space import SearchSpace
 
@@ -85,7 +86,7 @@ def build_scheduler(plan: TuningPlan) -> TrialScheduler:
             quantile_fraction=scheduler.quantile_fraction,
             resample_probability=scheduler.resample_probability,
             hyperparam_mutations={key: _mutation(domain) for key, domain in domains.items()},
-            custom_explore_fn=partial(_mended, plan.space, domains),
+            custom_explore_fn=partial(_repaired, plan.space, domains),
             log_config=False,
         )
     return FIFOScheduler()
@@ -113,7 +114,7 @@ def _suggest(trial: Any, key: str, domain: Domain) -> Coordinate:
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    # Trials that run at the same time know nothing of each other unless it lies for them.
+    # With a constant liar, trials that run at the same time know of each other.
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
@@ -144,12 +145,12 @@ def _mutation(domain: Domain) -> Any:
     return domain.coordinates if domain.kind == "choice" else _ray_domain(domain)
 
 
-def _mended(
+def _repaired(
     space: SearchSpace, domains: Mapping[str, Domain], config: dict[str, Any]
 ) -> dict[str, Any]:
-    """The configuration within its bounds, drawn anew where a change has led to a contradiction.
+    """The configuration within its bounds, drawn again if a change has led to a contradiction.
 
-    Tune changes each value without regard to the bounds that it was drawn from and to the others.
+    Tune changes each value without regard to its bounds and to the other values.
     """
     config = _within_bounds(domains, config)
     for _ in range(_MAX_DRAWS):

@@ -1,237 +1,209 @@
-"""Where an experiment lies: a folder, or a URI of fsspec, which all nodes must reach."""
+"""Where an experiment lies, and a second copy of what Ray Tune saves of it there.
+
+Tune writes over its only snapshot, and starts an experiment all over, without a word, if it cannot
+read it. So whole snapshots are copied as the experiment goes on, and the trials that must come
+back are read here before Tune is asked.
+
+A snapshot is some files whose names end with the time at which their process started: one that
+resumes an experiment begins a snapshot of its own, beside those before it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
+import json
 import logging
 import os
+import pickle
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-
-from rl_service.common.errors import OutputError, SettingsError, TuningError
-from rl_service.common.files import output_errors
-from rl_service.common.text import one_line
+from rl_service.common.errors import OutputError, RLServiceError, SettingsError, TuningError
+from rl_service.common.storage import RemoteStorage, Storage, open_storage
 
 PLAN_FILE = "tuning.yaml"
 LOG_FILE = "log.txt"
 DEFAULT_STORAGE = "runs"
+BACKUP_FOLDER = "snapshot"
+_STATE = "experiment_state-"
+_KINDS = (_STATE, "search_gen_state-", "searcher-state-", "callback-states-")
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ExperimentStorage:
-    """The folder of one experiment."""
+def experiment_storage(root: str) -> Storage:
+    """The storage of an experiment, which need not exist yet.
 
-    parent: str
-    """An absolute folder, or a URI."""
-    name: str
+    Args:
+        root: its folder, or a URI that all nodes reach.
+    """
 
-    @classmethod
-    def create(cls, storage: str, name: str) -> ExperimentStorage:
-        """Makes the folder of a new experiment.
-
-        Raises:
-            OutputError: if it cannot be written.
-        """
-        experiment = cls(_parent(storage), name)
-        with experiment._reporting("written"):
-            experiment._filesystem.makedirs(experiment._path, exist_ok=False)
-            probe = f"{experiment._path}/.probe"
-            experiment._filesystem.pipe_file(probe, b"1")
-            experiment._filesystem.rm_file(probe)
-        return experiment
-
-    @classmethod
-    def open(cls, experiment: str) -> ExperimentStorage:
-        """Finds an experiment.
-
-        Args:
-            experiment: its folder or URI, or its name under `./runs`.
-
-        Raises:
-            TuningError: if there is none.
-        """
-        plain = experiment.rstrip("/")
-        candidates = [plain] if "://" in plain else [plain, f"{DEFAULT_STORAGE}/{plain}"]
-        for candidate in candidates:
-            parent, _, name = candidate.rpartition("/")
-            found = cls(_parent(parent or "."), name)
-            with found._reporting("read"):
-                if name and found._filesystem.exists(f"{found._path}/{PLAN_FILE}"):
-                    return found
-        raise TuningError(
-            f"no tuning experiment '{experiment}': no {PLAN_FILE} in "
-            f"{' or '.join(candidates)}; give its folder or URI"
+    def failure(what: str, reason: str) -> RLServiceError:
+        if what == "reach":
+            return SettingsError(
+                f"--storage {root}: {reason}; give a folder or a URI whose protocol fsspec knows "
+                f"here, such as s3://bucket/folder with s3fs installed"
+            )
+        return OutputError(
+            f"cannot {what} {root}: {reason}; see that it exists and may be written with the "
+            f"credentials here, or give another --storage"
         )
 
-    def __str__(self) -> str:
-        return f"{self.parent}/{self.name}"
+    return open_storage(root, failure)
 
-    @property
-    def local_path(self) -> Path | None:
-        """The folder; None if it lies elsewhere."""
-        return Path(self._path) if self.is_local else None
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of this machine, which other nodes may or may not share."""
-        return isinstance(self._filesystem, LocalFileSystem)
+def find_experiment(reference: str) -> Storage:
+    """The storage of an experiment that exists.
 
-    def tune_arguments(self) -> dict[str, Any]:
-        """What `tune.run` needs to know of it."""
-        parent = self._path.rpartition("/")[0]
-        if self.is_local:
-            return {"name": self.name, "storage_path": parent}
+    Args:
+        reference: its folder or URI, or its name under `./runs`.
+
+    Raises:
+        TuningError: if there is none.
+    """
+    plain = reference.rstrip("/")
+    candidates = [plain] if "://" in plain else [plain, f"{DEFAULT_STORAGE}/{plain}"]
+    for candidate in filter(None, candidates):
+        storage = experiment_storage(candidate)
+        if PLAN_FILE in storage.names():
+            return storage
+    raise TuningError(
+        f"no tuning experiment '{reference}': no {PLAN_FILE} in {' or '.join(candidates)}; give "
+        f"its folder or URI"
+    )
+
+
+def tune_arguments(storage: Storage) -> dict[str, Any]:
+    """What `tune.run` needs to know of an experiment's storage."""
+    path = storage.path if isinstance(storage, RemoteStorage) else storage.root
+    parent, _, name = path.rpartition("/")
+    arguments: dict[str, Any] = {"name": name, "storage_path": parent}
+    if isinstance(storage, RemoteStorage):
         import pyarrow.fs
 
-        handler = pyarrow.fs.FSSpecHandler(self._filesystem)
-        filesystem = pyarrow.fs.PyFileSystem(handler)
-        return {"name": self.name, "storage_path": parent, "storage_filesystem": filesystem}
+        handler = pyarrow.fs.FSSpecHandler(storage.file_system)
+        arguments["storage_filesystem"] = pyarrow.fs.PyFileSystem(handler)
+    return arguments
 
-    def write(self, name: str, content: str | bytes) -> None:
-        """Writes a small file, whole or not at all.
 
-        Raises:
-            OutputError: if it cannot be written.
-        """
-        data = content.encode() if isinstance(content, str) else content
-        path = f"{self._path}/{name}"
-        with self._reporting("written"):
-            self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-            if self.local_path is None:
-                self._filesystem.pipe_file(path, data)
-                return
-            staged = f"{path}.new"
-            self._filesystem.pipe_file(staged, data)
-            os.replace(staged, path)
+@contextlib.contextmanager
+def working_folder(storage: Storage, *continued: str) -> Iterator[Path]:
+    """A local folder of the experiment's name: its own, or one whose files it gets at the end.
 
-    def read(self, name: str) -> str:
-        """Reads a small text file; as `read_bytes`."""
-        return self.read_bytes(name).decode()
-
-    def read_bytes(self, name: str) -> bytes:
-        """Reads a small file.
-
-        Raises:
-            OutputError: if it cannot be read.
-        """
-        with self._reporting("read"):
-            return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
-
-    def names(self, pattern: str) -> list[str]:
-        """Names of the files that match a shell pattern, which may begin with a plain folder."""
-        folder, _, pattern = f"{self._path}/{pattern}".rpartition("/")
-        with self._reporting("read"):
-            try:
-                # No glob, which would read the folder's own name as a pattern.
-                found = self._filesystem.ls(folder, detail=False)
-            except FileNotFoundError:
-                return []
-        names = [str(path).rstrip("/").rpartition("/")[2] for path in found]
-        return sorted(fnmatch.filter(names, pattern))
-
-    def put_folder(self, folder: Path, name: str = "") -> None:
-        """Copies a local folder with all that is in it into the experiment, over what is there.
-
-        Raises:
-            OutputError: if it cannot be written.
-        """
-        with self._reporting("written"):
-            for root, _, files in os.walk(folder):
-                below = Path(name, Path(root).relative_to(folder))
-                there = "/".join([self._path, *below.parts])
-                self._filesystem.makedirs(there, exist_ok=True)
-                for file in files:
-                    self._filesystem.put_file(f"{root}/{file}", f"{there}/{file}")
-
-    def remove_file(self, name: str) -> None:
-        """Takes a file away.
-
-        Raises:
-            OutputError: if it cannot be removed.
-        """
-        with self._reporting("written"):
-            self._filesystem.rm_file(f"{self._path}/{name}")
-
-    def remove(self) -> None:
-        """Takes the whole folder away."""
-        with contextlib.suppress(FileNotFoundError):
-            self._filesystem.rm(self._path, recursive=True)
-
-    @contextlib.contextmanager
-    def working_folder(self, *continued: str) -> Iterator[Path]:
-        """A local folder of the experiment's name: its own, or one whose files it gets at the end.
-
-        Args:
-            continued: names of files that are written on, if they are there already.
-        """
-        if self.local_path is not None:
-            yield self.local_path
-            return
-        with tempfile.TemporaryDirectory(
-            prefix="rl-service-tuning-", ignore_cleanup_errors=True
-        ) as parent:
-            folder = Path(parent, self.name)
-            folder.mkdir()
-            for name in continued:
-                if self.names(name):
-                    (folder / name).write_bytes(self.read_bytes(name))
-            try:
-                yield folder
-            finally:
-                self._keep(folder)
-
-    def _keep(self, folder: Path) -> None:
-        """Copies what is worth less than the experiment; one that was removed stays away."""
+    Args:
+        storage: of the experiment.
+        continued: names of files that are written on, if they are there already.
+    """
+    if storage.local_path is not None:
+        yield storage.local_path
+        return
+    prefix = "rl-service-tuning-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as parent:
+        folder = Path(parent, Path(storage.root).name)
+        folder.mkdir()
+        names = [name for name in storage.names() if name in continued]
+        for name, content in _read(storage, names).items():
+            (folder / name).write_bytes(content)
         try:
-            if self.names(PLAN_FILE):
-                self.put_folder(folder)
-        except OutputError as error:
-            logger.warning("not kept: %s (%s)", ", ".join(sorted(os.listdir(folder))), error)
-
-    @cached_property
-    def _located(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        try:
-            filesystem, path = url_to_fs(str(self))
-        except (ValueError, ImportError) as error:
-            raise SettingsError(
-                f"--storage {self.parent}: {one_line(error)}; give a folder or a URI whose "
-                f"protocol fsspec knows here, such as s3://bucket/folder with s3fs installed"
-            ) from error
-        return filesystem, path.rstrip("/")
-
-    @property
-    def _filesystem(self) -> fsspec.AbstractFileSystem:
-        return self._located[0]
-
-    @property
-    def _path(self) -> str:
-        return self._located[1]
-
-    @contextlib.contextmanager
-    def _reporting(self, done: str) -> Iterator[None]:
-        if self.is_local:
-            with output_errors(Path(self._path), "give another folder with --storage"):
-                yield
-            return
-        try:
-            yield
-        except Exception as error:  # of any object store's library
-            raise OutputError(
-                f"{self} cannot be {done}: {one_line(error)}; see that it exists and that the "
-                f"credentials here allow it"
-            ) from error
+            yield folder
+        finally:
+            _keep(storage, folder)
 
 
-def _parent(storage: str) -> str:
-    return storage.rstrip("/") if "://" in storage else str(Path(storage).absolute())
+def _keep(storage: Storage, folder: Path) -> None:
+    """Copies what is worth less than the experiment; one that was removed stays away."""
+    try:
+        if PLAN_FILE in storage.names():
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    storage.write(path.relative_to(folder).as_posix(), path.read_bytes())
+    except OutputError as error:
+        logger.warning("not kept: %s (%s)", ", ".join(sorted(os.listdir(folder))), error)
+
+
+def back_up(storage: Storage) -> None:
+    """Copies the newest snapshot, unless it is being written just now.
+
+    Raises:
+        OutputError: if the storage cannot be read or written.
+    """
+    snapshots = _snapshots(storage)
+    if not snapshots:
+        return
+    newest = _read(storage, snapshots[max(snapshots)])
+    if not _damaged(newest):
+        for name, content in newest.items():
+            storage.write(f"{BACKUP_FOLDER}/{name}", content)
+
+
+def saved_trials(storage: Storage) -> set[str]:
+    """Ids of the trials in the newest whole snapshot; none if there never was one.
+
+    It becomes the newest of all, which is the one that Tune reads: what a kill or a full disk has
+    left of it is replaced by its copy, and what is left of later ones goes.
+
+    Raises:
+        TuningError: if all are damaged.
+    """
+    own, copies = _snapshots(storage), _snapshots(storage, f"{BACKUP_FOLDER}/")
+    starts = sorted({*own, *copies}, reverse=True)
+    num_kinds = max(map(len, [*own.values(), *copies.values()]), default=0)
+    damaged: list[str] = []
+    for start in starts:
+        for names in (own.get(start, []), copies.get(start, [])):
+            files = _read(storage, names)
+            damaged += _damaged(files)
+            if len(files) == num_kinds and not _damaged(files):
+                later = [name for other in own if other > start for name in own[other]]
+                _make_newest(storage, files, later)
+                return _trials(files)
+    if not starts:
+        return set()
+    raise TuningError(
+        f"{storage}/{damaged[0]} is damaged, and there is no copy of it; the trials' "
+        f"checkpoints are whole, but the experiment cannot go on: start a new one"
+    )
+
+
+def _snapshots(storage: Storage, folder: str = "") -> dict[str, list[str]]:
+    """Names of each one's files, by the time that they end with."""
+    found = defaultdict(list)
+    for name in storage.names(folder.rstrip("/")):
+        for kind in _KINDS:
+            if name.startswith(kind):
+                found[Path(name).stem.removeprefix(kind)].append(f"{folder}{name}")
+    return found
+
+
+def _read(storage: Storage, names: list[str]) -> dict[str, bytes]:
+    return dict(zip(names, storage.read(names), strict=True))
+
+
+def _make_newest(storage: Storage, files: Mapping[str, bytes], later: list[str]) -> None:
+    for name, content in files.items():
+        if name.startswith(BACKUP_FOLDER):
+            storage.write(Path(name).name, content)
+    for name in later:
+        storage.remove(name)
+
+
+def _trials(files: Mapping[str, bytes]) -> set[str]:
+    [state] = [content for name, content in files.items() if Path(name).name.startswith(_STATE)]
+    return {json.loads(trial)["trial_id"] for trial, _ in json.loads(state)["trial_data"]}
+
+
+def _damaged(files: Mapping[str, bytes]) -> list[str]:
+    return [name for name, content in files.items() if not _is_whole(name, content)]
+
+
+def _is_whole(name: str, content: bytes) -> bool:
+    if not Path(name).name.startswith(_STATE):  # the others are pickles, whatever their names say
+        return content.endswith(pickle.STOP)
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True

@@ -22,9 +22,9 @@ from rl_service.config.settings import Settings
 from rl_service.runtime.process import random_state, set_random_state
 from rl_service.training.best_policy import BestPolicy
 from rl_service.training.trainer import Trainer, evaluation_row
-from rl_service.tuning.settings import BEST_SCORE, ENDED, SCORE, SPEED
+from rl_service.tuning.observer import TRAINING_PREFIX
+from rl_service.tuning.plan import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
-from rl_service.tuning.trackers import TRAINING_PREFIX
 
 BUNDLE = "best"
 """Folder of a seed's best policy within the seed's folder of a checkpoint."""

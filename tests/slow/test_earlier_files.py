@@ -6,8 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,13 @@ from rl_service.policies import load_bundle
 
 ARCHIVE = Path(__file__).with_name("earlier_files.tar.xz")
 """Written by commit 47802f5: a run, and an experiment that was stopped in its first trial."""
-FOLDER = Path("/tmp/rl-service-earlier-files")
-"""Ray Tune restores an experiment only where it was begun."""
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(FOLDER.parent, filter="data")
-    yield FOLDER
-    shutil.rmtree(FOLDER)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("elsewhere")
+    shutil.unpack_archive(ARCHIVE, parent)
+    return parent / "rl-service-earlier-files"
 
 
 def ask(folder: Path, *arguments: str) -> dict[str, Any]:

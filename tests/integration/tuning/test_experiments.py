@@ -12,7 +12,7 @@ from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.training.run import Run
 from rl_service.tuning.experiment import tune_experiment
-from rl_service.tuning.load import new_experiment
+from rl_service.tuning.plan import new_experiment
 from tests.support.tuning import NAME, Watcher, run_plan, small_plan
 
 pytestmark = pytest.mark.usefixtures("local_ray")

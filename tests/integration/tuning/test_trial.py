@@ -16,7 +16,7 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.common.errors import TrainingFailedError
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.training.trainer import Trainer
-from rl_service.tuning.load import TuningPlan
+from rl_service.tuning.plan import TuningPlan
 from rl_service.tuning.trial import TuningTrial
 from tests.support.tuning import small_plan
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl_service.tuning.snapshot import saved_trials
-from rl_service.tuning.storage import ExperimentStorage
+from rl_service.tuning.storage import find_experiment, saved_trials
 from tests.support.tuning import (
     PATIENCE_S,
     iterations,
@@ -69,7 +68,7 @@ def test_killed_and_interrupted_experiments_go_on_to_their_end(tmp_path: Path) -
     wait_for(lambda: num_finished(experiment) >= 1, first)
     first.kill()
     first.communicate()
-    saved_trials(ExperimentStorage.open(str(experiment)))  # puts a copy in place of half a file
+    saved_trials(find_experiment(str(experiment)))  # puts a copy in place of half a file
     before = trials_of(experiment)
     finished = [name for name, row in before.items() if row["status"] == "TERMINATED"]
     states = {

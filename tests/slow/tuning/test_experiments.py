@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from rl_service.common.errors import TuningError
-from rl_service.tuning import experiment as drawing
+from rl_service.tuning import experiment as experiment_module
 from rl_service.tuning.experiment import tune_experiment
-from rl_service.tuning.load import TuningPlan, new_experiment
 from rl_service.tuning.observer import TrialView
+from rl_service.tuning.plan import TuningPlan, new_experiment
+from rl_service.tuning.storage import find_experiment
 from tests.support.rays import actor_pids
 from tests.support.tuning import NAME, Watcher, iterations, run_plan, small_plan
 from tests.support.wandb_runs import curve, records
@@ -161,13 +162,13 @@ def test_a_policy_that_cannot_be_written_is_said_to_be_one(
     with pytest.raises(TuningError) as error:
         tune_experiment(plan, experiment, Watcher(), resume=False)
     assert re.fullmatch(
-        rf"none of 2 trials left a policy \(cannot write .*checkpoints.*: not a directory; mend "
-        rf"that, and go on with rl-service tune --resume {experiment}\); the table is .*",
+        rf"none of 2 trials left a policy \(cannot write .*checkpoints.*: not a directory; fix "
+        rf"that, and resume with rl-service tune --resume {experiment}\); the table is .*",
         str(error.value),
     )
     (tmp_path / "checkpoints").unlink()
     # Nor does a picture that cannot be drawn cost the result.
-    monkeypatch.setattr(drawing, "write_figures", lambda *_: 1 / 0)
+    monkeypatch.setattr(experiment_module, "draw_figures", lambda *_: 1 / 0)
     watcher = Watcher()
     result = tune_experiment(plan, experiment, watcher, resume=True)
     assert (result.status, result.registered) == ("finished", f"{NAME}:1")
@@ -192,6 +193,30 @@ def test_a_stopped_experiment_says_what_is_left_of_it(tmp_path: Path) -> None:
     again = Watcher()
     assert tune_experiment(plan, experiment, again, resume=True).status == "finished"
     assert [trial.status for trial in again.trials] == ["finished", "finished"]
+
+
+def test_an_experiment_that_was_moved_continues_where_it_lies_now(tmp_path: Path) -> None:
+    class Stops(Watcher):
+        def on_trials(self, trials: Sequence[TrialView]) -> None:
+            super().on_trials(trials)
+            if trials[0].env_steps:
+                signal.raise_signal(signal.SIGINT)
+
+    plan = small_plan(
+        tmp_path, num_samples=2, max_concurrent=1, settings={"stop": {"iterations": 6}}
+    )
+    begun = new_experiment(plan, str(tmp_path / "runs"))
+    watcher = Stops()
+    assert tune_experiment(plan, begun, watcher, resume=False).status == "stopped"
+    assert len(watcher.trials) == 1  # the other one is drawn after the move
+    (tmp_path / "elsewhere").mkdir()
+    moved = Path(begun.root).rename(tmp_path / "elsewhere" / "renamed")
+    result = tune_experiment(plan, find_experiment(str(moved)), Watcher(), resume=True)
+    assert (result.status, result.trials, result.failed) == ("finished", 2, 0)
+    assert result.experiment == str(moved)
+    for rows in iterations(result.experiment).values():
+        assert [row["training_iteration"] for row in rows] == [*range(1, 7)]
+    assert not Path(begun.root).exists()
 
 
 def test_an_experiment_in_which_all_fail_says_why(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rl_service import __version__
 from rl_service.cli.tune import tune
 from rl_service.serving.deployment import build_app
 from rl_service.serving.security import parse_tokens
-from rl_service.tuning.load import load_plan
+from rl_service.tuning.plan import load_plan
 from tests.support.dockerfile import DOCKERFILE, arguments, last, steps
 from tests.support.manifests import KUBERNETES, ROOT, SCHEMAS, kustomize, problems, render
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_service.common.errors import CheckpointError, SettingsError
-from rl_service.tuning.groups import load_groups
+from rl_service.tuning.curves import load_groups
 from tests.unit.tuning.conftest import WriteRun
 
 

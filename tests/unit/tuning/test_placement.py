@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from rl_service.common.errors import ResourceError
-from rl_service.tuning.resources import TrialResources, check_placement, trial_bundles
+from rl_service.tuning.resources import check_placement, trial_bundles, trial_resources
 from rl_service.tuning.space import SearchSpace
 from tests.support.tuning import small_plan
 
@@ -107,4 +107,4 @@ def test_a_contradiction_takes_the_least(tmp_path: Path) -> None:
         tmp_path, search_space={key: {"power_of_two": [16, 64]} for key in sizes}
     ).space
     contradiction = dict(zip(sizes, (6, 4), strict=True))
-    assert TrialResources(space, 1)(contradiction).bundles == [{"CPU": 1.0}]
+    assert trial_resources(space, 1, contradiction).bundles == [{"CPU": 1.0}]

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, TaskUnschedulableError
 from rl_service.common.errors import OutputError, ResourceError
 from rl_service.tuning import resources
 from rl_service.tuning.resources import check_shared
-from rl_service.tuning.storage import ExperimentStorage
+from rl_service.tuning.storage import PLAN_FILE, experiment_storage
 
 GONE, SILENT = TaskUnschedulableError("the node is gone"), GetTimeoutError("Get timed out")
 
@@ -59,11 +59,12 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Nodes) -> None
         "NodeAffinitySchedulingStrategy",
         lambda node, soft: SimpleNamespace(node_id=node),
     )
-    storage = ExperimentStorage.create(str(tmp_path), "one")
+    storage = experiment_storage(f"{tmp_path}/one")
+    storage.write(PLAN_FILE, b"")
     try:
         check_shared(storage)
     finally:
-        assert storage.names("*") == []
+        assert storage.names() == [PLAN_FILE]
 
 
 def test_a_node_that_sees_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from rl_service.common.metrics import ENV_STEPS
-from rl_service.tuning import trackers as trackers_module
-from rl_service.tuning.observer import TrialView
-from rl_service.tuning.settings import SCORE
-from rl_service.tuning.trackers import TrialTrackers
+from rl_service.tuning import observer
+from rl_service.tuning.observer import TrialTrackers, TrialView
+from rl_service.tuning.plan import SCORE
 from tests.support.tuning import small_plan
 
 
@@ -24,7 +23,7 @@ def test_each_kind_of_line_is_told_for_the_first_trial(
             notify("TensorBoard is off from here on: the disk is full")
         return []
 
-    monkeypatch.setattr(trackers_module, "build_trackers", build)
+    monkeypatch.setattr(observer, "build_trackers", build)
     told: list[str] = []
     trackers = TrialTrackers(small_plan(tmp_path).space, tmp_path, told.append)
     for trial_id in "abc":

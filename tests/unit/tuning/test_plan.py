@@ -10,7 +10,7 @@ import pytest
 from rl_service.common.errors import SettingsError
 from rl_service.config.load import load_settings
 from rl_service.config.presets import preset_names
-from rl_service.tuning.load import load_plan
+from rl_service.tuning.plan import load_plan
 from tests.support.tuning import write_tuning_file
 
 LR = {"algorithm.actor_lr": {"loguniform": [1e-4, 1e-2]}}
@@ -25,7 +25,7 @@ def test_every_shipped_file_is_a_plan(name: str) -> None:
 
 
 def test_a_plan_reads_back_from_what_it_dumps(tmp_path: Path) -> None:
-    plan = load_plan(Path("tuning/CartPole-v1"), {"num_samples": 5})
+    plan = load_plan(Path("tuning/CartPole-v1"), num_samples=5)
     (tmp_path / "again.yaml").write_text(plan.dump(), encoding="utf-8")
     again = load_plan(tmp_path / "again.yaml")
     assert (again.name, again.base, again.space) == (plan.name, plan.base, plan.space)

@@ -6,16 +6,17 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rl_service.config.load import load_settings
-from rl_service.tuning.load import TuningPlan
-from rl_service.tuning.observer import TrialView
-from rl_service.tuning.report import (
+from rl_service.tuning.observer import TrialView, ranked
+from rl_service.tuning.outcome import (
+    best_preset,
+    draw_figures,
     pareto_front,
-    ranked,
-    write_figures,
-    write_preset,
-    write_table,
+    results_table,
 )
+from rl_service.tuning.plan import TuningPlan
 from tests.support.tuning import small_plan
 
 
@@ -48,9 +49,8 @@ def test_failed_trials_are_last_whatever_their_score(tmp_path: Path) -> None:
     ]
     order = ["fast", "slow", "collapsed", "early", "nothing", "failed"]
     assert [one.trial_id for one in ranked(trials)] == order
-    write_table(tmp_path / "results.csv", plan(tmp_path), trials)
-    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    table = results_table(plan(tmp_path), trials)
+    rows = list(csv.DictReader(table.splitlines()))
     assert [row["trial"] for row in rows] == order
     assert rows[0]["pareto"] == "yes"
     assert rows[0]["algorithm.actor_lr"] == str(1e-4 + 30.0 * 1e-5)
@@ -78,7 +78,7 @@ def test_the_preset_trains_the_best_settings(tmp_path: Path) -> None:
     searched = plan(tmp_path)
     best = trial("best", 90.0)
     settings = searched.space.settings(best.values, seed=4)
-    write_preset(tmp_path / "best.yaml", settings, "runs/x", best)
+    (tmp_path / "best.yaml").write_text(best_preset(settings, "runs/x", best))
     loaded = load_settings(config=tmp_path / "best.yaml").settings
     assert loaded.algorithm == settings.algorithm
     assert (loaded.seed, loaded.tracking.output_dir) == (4, ".")
@@ -87,11 +87,12 @@ def test_the_preset_trains_the_best_settings(tmp_path: Path) -> None:
 def test_figures_want_trials_that_differ(tmp_path: Path) -> None:
     searched = plan(tmp_path)
     few = [trial("a", 1.0), trial("b", 2.0)]
-    assert "need 4 trials with scores, and there are 2" in write_figures(tmp_path, searched, few)[0]
+    with pytest.raises(ValueError, match="need 4 trials with scores, and there are 2"):
+        draw_figures(searched, few)
     same = [trial(name, 1.0) for name in "abcd"]
-    assert "the same score" in write_figures(tmp_path, searched, same)[0]
-    assert list(tmp_path.glob("*.png")) == []
+    with pytest.raises(ValueError, match="the same score"):
+        draw_figures(searched, same)
     differing = [trial(str(score), float(score)) for score in range(6)]
-    assert write_figures(tmp_path, searched, differing) == []
-    for name in ("importance.png", "parallel_coordinates.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    figures = draw_figures(searched, differing)
+    assert sorted(figures) == ["importance.png", "parallel_coordinates.png"]
+    assert all(content.startswith(b"\x89PNG") for content in figures.values())

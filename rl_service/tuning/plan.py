@@ -1,21 +1,22 @@
-"""Reads a tuning file and checks all that can be known before anything starts."""
+"""The tuning file: what is fixed, what is searched, how, and for how long; and its checks."""
 
 from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rl_service.common.errors import SettingsError, TuningError
 from rl_service.common.files import as_folder_name
+from rl_service.common.storage import Storage
 from rl_service.common.text import nearest, one_line
+from rl_service.config.group import Group, NonNegativeInt, PositiveFloat, PositiveInt
 from rl_service.config.layers import Layer
 from rl_service.config.load import load_settings
 from rl_service.config.presets import resolve_settings_file
@@ -23,16 +24,111 @@ from rl_service.config.settings import Settings
 from rl_service.config.yaml_text import read_yaml_mapping
 from rl_service.training.checks import check_machine, check_output
 from rl_service.tuning.domains import Domain
-from rl_service.tuning.settings import (
-    PLACEMENT_KEYS,
-    ASHASettings,
-    MedianSettings,
-    PBTSettings,
-    SearchSettings,
-    TuningSettings,
-)
 from rl_service.tuning.space import Coordinates, SearchSpace, check_point, check_space
-from rl_service.tuning.storage import PLAN_FILE, ExperimentStorage
+from rl_service.tuning.storage import PLAN_FILE, experiment_storage, find_experiment
+
+PLACEMENT_KEYS = (
+    "resources.num_env_runners",
+    "resources.min_env_runners",
+    "resources.max_env_runners",
+    "resources.num_cpus_per_env_runner",
+    "resources.num_gpus",
+)
+"""Settings that say which CPUs and GPUs a trial has from its start to its end."""
+
+SCORE = "score"
+"""Mean over a trial's seeds of the newest evaluation's mean return (without evaluations: of the
+training return). What searchers and schedulers compare."""
+BEST_SCORE = "best_score"
+"""Mean over a trial's seeds of each seed's best score so far. What the result is ranked by, since
+a seed's best policy is what it leaves."""
+SPEED = "env_steps_per_s"
+"""Env steps of all of a trial's seeds by the seconds that their iterations took."""
+
+ENDED = "trainings_ended"
+"""Whether a trial's trainings have reached their own ends. Tune's `done` also says that a scheduler
+has stopped them."""
+
+
+class SearchSettings(Group):
+    name: Literal["tpe", "random"] = "tpe"
+    """`tpe`: Optuna's tree-structured Parzen estimator (arXiv 2304.11127)."""
+    objectives: Annotated[tuple[Literal["score", "env_steps_per_s"], ...], Field(min_length=1)] = (
+        "score",
+    )
+    """All are raised. With both, the searcher looks for the best trades between them."""
+
+
+class NoScheduler(Group):
+    """Every trial runs to its end."""
+
+    name: Literal["none"] = "none"
+
+
+class ASHASettings(Group):
+    """Asynchronous successive halving (arXiv 1810.05934)."""
+
+    name: Literal["asha"] = "asha"
+    grace_env_steps: PositiveInt
+    """Steps that every trial gets."""
+    reduction_factor: Annotated[float, Field(gt=1.0)] = 3.0
+    """At each rung one in so many goes on, and the next rung is so many times further."""
+
+
+class MedianSettings(Group):
+    """Stops a trial whose best score is below the median of the others' averages so far."""
+
+    name: Literal["median"] = "median"
+    grace_env_steps: PositiveInt
+    min_samples: PositiveInt = 3
+    """Trials that a median takes."""
+
+
+class PBTSettings(Group):
+    """Population-based training (arXiv 1711.09846).
+
+    The worst trials go on from the weights of the best, with their `algorithm.*` settings changed.
+    """
+
+    name: Literal["pbt"] = "pbt"
+    interval_env_steps: PositiveInt
+    """Steps between two chances to be replaced."""
+    quantile_fraction: Annotated[float, Field(gt=0.0, le=0.5)] = 0.25
+    """Share of trials at either end."""
+    resample_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
+    """Chance that a setting is drawn again instead of changed by a fifth."""
+
+
+SchedulerSettings = Annotated[
+    NoScheduler | ASHASettings | MedianSettings | PBTSettings,
+    Field(discriminator="name"),
+]
+
+
+class TuningSettings(Group):
+    name: str | None = None
+    """Of the experiment. None: the file's name."""
+    config: str | None = None
+    """A settings file, or the name of a shipped one, that the fixed settings start from."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Fixed settings on top of it: the groups of a settings file, and the seed."""
+    search_space: dict[str, Domain] = Field(default_factory=dict)
+    """By setting, `group.key`."""
+    points_to_evaluate: list[dict[str, Any]] = Field(default_factory=list)
+    """Values to try first, by setting; those that a point leaves out are drawn."""
+    num_samples: PositiveInt = 16
+    """Trials, `points_to_evaluate` included."""
+    num_seeds: PositiveInt = 1
+    """Trainings of each trial, whose scores are averaged, with `seed`, `seed` + 100, …"""
+    max_concurrent: PositiveInt | None = None
+    """Trials at a time. None: as many as fit. Not for populations, which need all their members."""
+    time_budget_s: PositiveFloat | None = None
+    """After so long no trial goes on; the best so far is the result. None: no limit."""
+    max_failures: NonNegativeInt = 2
+    """Times that a trial whose process or node dies starts again from its last checkpoint."""
+    search_alg: SearchSettings = SearchSettings()
+    scheduler: SchedulerSettings = NoScheduler()
+
 
 _NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
 _UNION_TAGS = ("none", "asha", "median", "pbt")
@@ -67,12 +163,12 @@ class TuningPlan:
         return yaml.safe_dump(settings | {"search_space": space} | given, sort_keys=False)
 
 
-def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPlan:
+def load_plan(file: Path, num_samples: int | None = None) -> TuningPlan:
     """Loads a tuning file.
 
     Args:
         file: a YAML file, or the name of a shipped one (`tuning/CartPole-v1`).
-        changed: top-level keys that take the place of the file's; None is not given.
+        num_samples: takes the place of the file's; None leaves that as it is.
 
     Raises:
         SettingsError: with all problems of the file's own keys; else with all of the fixed
@@ -84,8 +180,9 @@ def load_plan(file: Path, changed: Mapping[str, Any] | None = None) -> TuningPla
             f"{file} has no search_space; write a tuning file with `config: {file}` and one, or "
             f"run rl-service train --config {file}"
         )
-    content |= {key: value for key, value in (changed or {}).items() if value is not None}
     given = {key: value for key, value in content.items() if value is not None}  # `settings:`
+    if num_samples is not None:
+        given["num_samples"] = num_samples
     try:
         tuning = TuningSettings.model_validate(given)
     except ValidationError as error:
@@ -207,32 +304,40 @@ def _known_names(location: tuple[Any, ...]) -> list[str]:
     return list(TuningSettings.model_fields)
 
 
-def new_experiment(plan: TuningPlan, storage: str) -> ExperimentStorage:
+def new_experiment(plan: TuningPlan, parent: str) -> Storage:
     """Makes the folder of a new experiment.
+
+    Args:
+        plan: of the experiment.
+        parent: a folder, or a URI, that receives its folder.
 
     Raises:
         OutputError: if it cannot be written; nothing is left of it then.
     """
     name = f"{as_folder_name(plan.name)}_{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    experiment = ExperimentStorage.create(storage, name)
+    storage = experiment_storage(f"{parent.rstrip('/')}/{name}")
     try:
-        experiment.write(PLAN_FILE, plan.dump())
+        storage.write(PLAN_FILE, plan.dump().encode())
     except BaseException:
-        experiment.remove()
+        storage.remove()
         raise
-    return experiment
+    return storage
 
 
-def open_experiment(experiment: str) -> tuple[TuningPlan, ExperimentStorage]:
-    """An experiment to go on with, and its plan.
+def open_experiment(reference: str) -> tuple[TuningPlan, Storage]:
+    """An experiment to resume, and its plan.
+
+    Args:
+        reference: as for `find_experiment`.
 
     Raises:
         TuningError: if there is none, or its plan cannot be read or does not work here.
     """
-    storage = ExperimentStorage.open(experiment)
+    storage = find_experiment(reference)
     with tempfile.TemporaryDirectory(prefix="rl-service-tuning-") as folder:
         copy = Path(folder, PLAN_FILE)
-        copy.write_text(storage.read(PLAN_FILE), encoding="utf-8")
+        [content] = storage.read([PLAN_FILE])
+        copy.write_bytes(content)
         try:
             return load_plan(copy), storage
         except SettingsError as error:

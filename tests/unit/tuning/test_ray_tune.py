@@ -1,7 +1,10 @@
-"""What is told of trials that start again, and of a storage that fails for a while."""
+"""What is reported of trials that start again and of a storage that fails; signals."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +16,11 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler
 
 from rl_service.common.errors import OutputError, TrainingFailedError
-from rl_service.tuning import watch as watch_module
-from rl_service.tuning.storage import ExperimentStorage
-from rl_service.tuning.trackers import TrialTrackers
-from rl_service.tuning.watch import Watch
+from rl_service.common.storage import Storage
+from rl_service.tuning import ray_tune
+from rl_service.tuning.observer import TrialTrackers
+from rl_service.tuning.ray_tune import Stopping, TuneCallback
+from rl_service.tuning.storage import experiment_storage
 from tests.support.tuning import Watcher, small_plan
 
 
@@ -26,11 +30,11 @@ def watcher() -> Watcher:
 
 
 @pytest.fixture
-def watch(tmp_path: Path, watcher: Watcher) -> Watch:
+def callback(tmp_path: Path, watcher: Watcher) -> TuneCallback:
     space = small_plan(tmp_path).space
     trackers = TrialTrackers(space, tmp_path, watcher.on_message)
-    storage = ExperimentStorage.create(str(tmp_path), "one")
-    return Watch(watcher, trackers, space, FIFOScheduler(), set(), storage, lambda: False)
+    storage = experiment_storage(f"{tmp_path}/one")
+    return TuneCallback(watcher, trackers, space, FIFOScheduler(), set(), storage, lambda: False)
 
 
 def failed(folder: Path, error: Exception) -> Any:
@@ -52,27 +56,38 @@ NAN = TrainingFailedError("seed 3 has no score: its return is NaN")
     ],
 )
 def test_a_trial_that_starts_again_is_told_with_why(
-    watch: Watch, watcher: Watcher, tmp_path: Path, error: Exception, what: str
+    callback: TuneCallback, watcher: Watcher, tmp_path: Path, error: Exception, what: str
 ) -> None:
-    watch.on_trial_recover(1, [], failed(tmp_path, error))
+    callback.on_trial_recover(1, [], failed(tmp_path, error))
     assert watcher.messages == [f"trial 7 {what}; it starts again from its last checkpoint"]
 
 
 def test_a_storage_that_fails_for_a_while_costs_copies_and_is_told_once(
-    watch: Watch, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+    callback: TuneCallback, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries: list[ExperimentStorage] = []
+    tries: list[Storage] = []
 
-    def fail(storage: ExperimentStorage) -> None:
+    def fail(storage: Storage) -> None:
         tries.append(storage)
         if len(tries) < 3:
             raise OutputError("s3://bucket cannot be written: slow down")
 
-    monkeypatch.setattr(watch_module, "back_up", fail)
-    monkeypatch.setattr(watch_module, "_BACKUP_PERIOD_S", -1.0)
+    monkeypatch.setattr(ray_tune, "back_up", fail)
+    monkeypatch.setattr(ray_tune, "_SNAPSHOT_PERIOD_S", -1.0)
     for iteration in range(4):
-        watch.on_step_begin(iteration, [])
+        callback.on_step_begin(iteration, [])
     assert len(tries) == 4
     assert watcher.messages == [
         "no copy of the snapshot for now: s3://bucket cannot be written: slow down"
     ]
+
+
+def test_a_request_is_noted_and_tunes_own_handler_does_not_stay() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    with Stopping() as stopping:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as Tune does
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stopping.requested:
+            time.sleep(0.001)
+    assert [signal.getsignal(number) for number in numbers] == before
