@@ -62,23 +62,25 @@ def _print_table(comparison: Comparison) -> None:
     from rich.text import Text
 
     from rl_service.cli.figures import short_path
-    from rl_service.tuning.comparison import HEADINGS
+    from rl_service.tuning.comparison import HEADINGS, table_cells
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("group", overflow="fold")
     for heading in _SHOWN:
         table.add_column(heading, justify="right", no_wrap=heading != "seeds")
-    for result in comparison.results:
-        cells = dict(zip(HEADINGS, result.cells(), strict=True))
+    for group in comparison.groups:
+        cells = dict(zip(HEADINGS, table_cells(group), strict=True))
         table.add_row(*(Text(cells[heading]) for heading in ("group", *_SHOWN)))
     Console().print(table)
     typer.echo(f"figures and tables: {short_path(comparison.folder)}")
 
 
 def _summary(comparison: Comparison) -> dict[str, Any]:
+    from rl_service.tuning.comparison import table_row
+
     groups = [
-        {**result.as_row(), "runs": [str(run) for run in result.runs], "seeds": result.seeds}
-        for result in comparison.results
+        {**table_row(group), "runs": [str(run.path) for run in group.runs], "seeds": group.seeds}
+        for group in comparison.groups
     ]
     return {
         "output_dir": str(comparison.folder),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -58,62 +57,15 @@ class Spread(NamedTuple):
         return f"{self.mean:,.1f}{deviation}"
 
 
-@dataclass(frozen=True)
-class GroupResult:
-    """What the runs of a group reached; None if one of them has no such number."""
-
-    group: str
-    runs: list[Path]
-    seeds: list[int]
-    env_steps_min: int
-    env_steps_max: int
-    returns: dict[str, Spread | None]
-    """`final_return` and `best_return` in training, `final_evaluation` and `best_evaluation`."""
-
-    @classmethod
-    def of(cls, group: RunGroup) -> GroupResult:
-        steps = [run.env_steps for run in group.runs]
-        return cls(
-            group=group.label,
-            runs=[run.run.path for run in group.runs],
-            seeds=[run.run.settings.seed for run in group.runs],
-            env_steps_min=min(steps),
-            env_steps_max=max(steps),
-            returns={
-                **_final_and_best(group, "episode_return_mean", "return"),
-                **_final_and_best(group, "evaluation/episode_return_mean", "evaluation"),
-            },
-        )
-
-    def as_row(self) -> dict[str, Any]:
-        """Plain values by column of the CSV file."""
-        row: dict[str, Any] = {
-            "group": self.group,
-            "runs": len(self.runs),
-            "seeds": " ".join(map(str, self.seeds)),
-            "env_steps_min": self.env_steps_min,
-            "env_steps_max": self.env_steps_max,
-        }
-        for name, spread in self.returns.items():
-            row[f"{name}_mean"], row[f"{name}_std"] = spread or (None, None)
-        return row
-
-    def cells(self) -> list[str]:
-        """The row as it is read, under HEADINGS."""
-        least, most = self.env_steps_min, self.env_steps_max
-        return [
-            self.group,
-            str(len(self.runs)),
-            ", ".join(map(str, self.seeds)),
-            f"{most:,}" if least == most else f"{least:,}–{most:,}",
-            *("–" if spread is None else str(spread) for spread in self.returns.values()),
-        ]
+Returns = dict[str, Spread | None]
+"""`final_return` and `best_return` in training, `final_evaluation` and `best_evaluation`; None if
+a run of the group has no such number."""
 
 
 class Comparison(NamedTuple):
     folder: Path
     """Absolute."""
-    results: list[GroupResult]
+    groups: list[RunGroup]
     figures: list[Path]
     notes: list[str]
     """What a figure leaves out, one line each."""
@@ -138,7 +90,6 @@ def compare(runs: Sequence[str], folder: Path, *, metrics: Sequence[str] = ()) -
     _check_folder(folder)
     groups = load_groups(runs)
     chosen = _chosen(metrics, groups)
-    results = [GroupResult.of(group) for group in groups]
     figures, notes = [], []
     with replacing_folder(folder) as staged:
         for metric in chosen:
@@ -147,20 +98,19 @@ def compare(runs: Sequence[str], folder: Path, *, metrics: Sequence[str] = ()) -
             if bands:
                 _draw(staged / _figure_name(metric), metric, bands)
                 figures.append(folder / _figure_name(metric))
-        _write_results(staged, results)
-    return Comparison(folder, results, figures, notes)
+        _write_results(staged, groups)
+    return Comparison(folder, groups, figures, notes)
 
 
 def _check_metrics(metrics: Sequence[str]) -> None:
-    unknown = [metric for metric in metrics if metric not in NUMERIC]
-    if unknown:
-        raise SettingsError([_unknown(metric) for metric in unknown])
-
-
-def _unknown(metric: str) -> str:
-    near = nearest(metric, NUMERIC)
-    hint = f"did you mean {near}?" if near else f"usual ones: {', '.join(DEFAULT_METRICS)}"
-    return f"--metric {metric} is unknown; {hint}"
+    problems = []
+    for metric in metrics:
+        if metric not in NUMERIC:
+            near = nearest(metric, NUMERIC)
+            hint = f"did you mean {near}?" if near else f"usual ones: {', '.join(DEFAULT_METRICS)}"
+            problems.append(f"--metric {metric} is unknown; {hint}")
+    if problems:
+        raise SettingsError(problems)
 
 
 def _check_folder(folder: Path) -> None:
@@ -253,17 +203,50 @@ def _shown(label: str) -> str:
     return textwrap.fill(label.replace("$", r"\$"), _LEGEND_WIDTH)  # `$` would begin a formula
 
 
-def _write_results(folder: Path, results: Sequence[GroupResult]) -> None:
+def _write_results(folder: Path, groups: Sequence[RunGroup]) -> None:
     """Writes the table as CSV with all digits, and as Markdown to be read."""
-    rows = [result.as_row() for result in results]
+    rows = [table_row(group) for group in groups]
     with (folder / RESULTS_CSV).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    (folder / RESULTS_MD).write_text(_markdown(results), encoding="utf-8")
+    (folder / RESULTS_MD).write_text(_markdown(groups), encoding="utf-8")
 
 
-def _final_and_best(group: RunGroup, metric: str, name: str) -> dict[str, Spread | None]:
+def table_row(group: RunGroup) -> dict[str, Any]:
+    """Plain values by column of the CSV file."""
+    row: dict[str, Any] = {
+        "group": group.label,
+        "runs": len(group.runs),
+        "seeds": " ".join(map(str, group.seeds)),
+        "env_steps_min": min(group.env_steps),
+        "env_steps_max": max(group.env_steps),
+    }
+    for name, spread in _returns(group).items():
+        row[f"{name}_mean"], row[f"{name}_std"] = spread or (None, None)
+    return row
+
+
+def table_cells(group: RunGroup) -> list[str]:
+    """The row as it is read, under HEADINGS."""
+    least, most = min(group.env_steps), max(group.env_steps)
+    return [
+        group.label,
+        str(len(group.runs)),
+        ", ".join(map(str, group.seeds)),
+        f"{most:,}" if least == most else f"{least:,}–{most:,}",
+        *("–" if spread is None else str(spread) for spread in _returns(group).values()),
+    ]
+
+
+def _returns(group: RunGroup) -> Returns:
+    return {
+        **_final_and_best(group, "episode_return_mean", "return"),
+        **_final_and_best(group, "evaluation/episode_return_mean", "evaluation"),
+    }
+
+
+def _final_and_best(group: RunGroup, metric: str, name: str) -> Returns:
     curves = group.curves(metric)
     if curves is None:
         return {f"final_{name}": None, f"best_{name}": None}
@@ -273,13 +256,13 @@ def _final_and_best(group: RunGroup, metric: str, name: str) -> dict[str, Spread
     }
 
 
-def _markdown(results: Sequence[GroupResult]) -> str:
+def _markdown(groups: Sequence[RunGroup]) -> str:
     lines = [
         _line(HEADINGS),
         _line(["---"] * 3 + ["---:"] * (len(HEADINGS) - 3)),
-        *(_line([cell.replace("|", r"\|") for cell in result.cells()]) for result in results),
+        *(_line([cell.replace("|", r"\|") for cell in table_cells(group)]) for group in groups),
         "",
-        *(f"- {r.group}: {', '.join(f'`{run.name}`' for run in r.runs)}" for r in results),
+        *(f"- {g.label}: {', '.join(f'`{run.path.name}`' for run in g.runs)}" for g in groups),
     ]
     return "\n".join(lines) + "\n"
 

@@ -86,13 +86,9 @@ def band_of(curves: Sequence[Curve]) -> Band | None:
 class RunCurves:
     """A run and its metrics."""
 
-    run: Run
+    path: Path
+    settings: Settings
     curves: dict[str, Curve]
-
-    @property
-    def env_steps(self) -> int:
-        """Steps of the run so far."""
-        return int(self.curves[ENV_STEPS].values[-1])
 
 
 @dataclass(frozen=True)
@@ -101,6 +97,16 @@ class RunGroup:
 
     label: str
     runs: list[RunCurves]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the runs."""
+        return [run.settings.seed for run in self.runs]
+
+    @property
+    def env_steps(self) -> list[int]:
+        """Steps of each run so far."""
+        return [int(run.curves[ENV_STEPS].values[-1]) for run in self.runs]
 
     def curves(self, metric: str) -> list[Curve] | None:
         """A metric's curve of each run; None if one has no values of it."""
@@ -126,13 +132,13 @@ def load_groups(references: Sequence[str]) -> list[RunGroup]:
     """
     named = [_split(reference) for reference in references]
     runs = [_read(run) for _, run in named]
-    plain = _plain_labels([r.run for r, (label, _) in zip(runs, named, strict=True) if not label])
+    plain = _plain_labels([r for r, (label, _) in zip(runs, named, strict=True) if not label])
     groups: dict[str, RunGroup] = {}
     for (given, _), run in zip(named, runs, strict=True):
-        label = given or plain[run.run.path]
+        label = given or plain[run.path]
         group = groups.setdefault(label, RunGroup(label, []))
-        if any(run.run.path == other.run.path for other in group.runs):
-            raise SettingsError(f"run {run.run.path} is given twice as '{label}'; name it once")
+        if any(run.path == other.path for other in group.runs):
+            raise SettingsError(f"run {run.path} is given twice as '{label}'; name it once")
         group.runs.append(run)
     return list(groups.values())
 
@@ -164,10 +170,10 @@ def _read(reference: str) -> RunCurves:
         ) from error
     if not rows:
         raise CheckpointError(f"run {run.path} has no iterations yet; wait for one or leave it out")
-    return RunCurves(run, curves_of(rows, str(run.path / "progress.jsonl")))
+    return RunCurves(run.path, run.settings, curves_of(rows, str(run.path / "progress.jsonl")))
 
 
-def _plain_labels(runs: Iterable[Run]) -> dict[Path, str]:
+def _plain_labels(runs: Iterable[RunCurves]) -> dict[Path, str]:
     """Labels by the runs' folders: model, algorithm, env, and settings that make a difference."""
     by_name: dict[str, dict[Path, dict[str, Any]]] = {}
     for run in runs:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from optuna.distributions import (
     BaseDistribution,
@@ -26,24 +24,10 @@ Value = Any
 Coordinate = Any
 """Of a value, as a searcher has it: a float, an int or an entry of a choice."""
 
-
-@dataclass(frozen=True)
-class Scale:
-    """How a continuous domain's values become coordinates."""
-
-    logarithmic: bool
-    to_coordinate: Callable[[float], float]
-    to_value: Callable[[float], float]
-
-
+_CONTINUOUS = ("uniform", "loguniform", "one_minus_loguniform")
+_KINDS = (*_CONTINUOUS, "integer", "power_of_two", "choice")
 _ROUNDING = 1e-12
 """How far a value may lie outside its range: what arithmetic loses, and nothing that matters."""
-
-_SCALES = {
-    "uniform": Scale(False, float, float),
-    "loguniform": Scale(True, float, float),
-    "one_minus_loguniform": Scale(True, lambda value: 1.0 - value, lambda value: 1.0 - value),
-}
 
 
 class Domain(BaseModel):
@@ -64,7 +48,7 @@ class Domain(BaseModel):
     choice: Annotated[list[Value], Field(min_length=1)] | None = None
     """The values themselves."""
     when: dict[str, list[Value]] = Field(default_factory=dict)
-    """Draws the key only where each of these settings has one of these values."""
+    """Draws the key only if each of these settings has one of these values."""
 
     @field_validator("when", mode="before")
     @classmethod
@@ -105,8 +89,8 @@ class Domain(BaseModel):
         if self.choice is not None:
             return CategoricalDistribution([_plain(value) for value in self.choice])
         low, high = self.coordinates
-        if self.kind in _SCALES:
-            return FloatDistribution(low, high, log=_SCALES[self.kind].logarithmic)
+        if self.kind in _CONTINUOUS:
+            return FloatDistribution(low, high, log=self.kind != "uniform")
         return IntDistribution(low, high)
 
     def dump(self) -> dict[str, Any]:
@@ -116,14 +100,13 @@ class Domain(BaseModel):
 
     def label(self, key: str) -> str:
         """What a coordinate of the setting is called where coordinates are shown."""
-        return {"one_minus_loguniform": f"1 - {key}", "power_of_two": f"log2 {key}"}.get(
-            self.kind, key
-        )
+        names = {"one_minus_loguniform": f"1 - {key}", "power_of_two": f"log2 {key}"}
+        return names.get(self.kind, key)
 
     def to_value(self, coordinate: Coordinate) -> Value:
         """The setting's value."""
-        if self.kind in _SCALES:
-            return self._clipped(_SCALES[self.kind].to_value(coordinate))
+        if self.kind in _CONTINUOUS:
+            return self._clipped(self._mirrored(coordinate))
         if self.kind == "power_of_two":
             return 2 ** int(coordinate)
         if self.kind == "choice":
@@ -146,29 +129,22 @@ class Domain(BaseModel):
         if not math.isclose(value, inside, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
             low, high = getattr(self, self.kind)
             raise ValueError(f"{value} is outside {low:g} to {high:g}")
-        if self.kind in _SCALES:
-            return _SCALES[self.kind].to_coordinate(inside)
+        if self.kind in _CONTINUOUS:
+            return self._mirrored(inside)
         if self.kind == "power_of_two":
             return _exponent(inside)
         if inside != int(inside):
             raise ValueError(f"{value:g} is no whole number")
         return int(inside)
 
+    def _mirrored(self, number: float) -> float:
+        """Turns a value of a range into its coordinate, and back."""
+        return 1.0 - number if self.kind == "one_minus_loguniform" else float(number)
+
     def _clipped(self, value: float) -> float:
         """Within the range, which 1 - (1 - value) leaves by its last digit."""
         low, high = getattr(self, self.kind)
         return float(min(max(value, low), high))
-
-
-Kind = Literal["uniform", "loguniform", "one_minus_loguniform", "integer", "power_of_two", "choice"]
-_KINDS: tuple[Kind, ...] = (
-    "uniform",
-    "loguniform",
-    "one_minus_loguniform",
-    "integer",
-    "power_of_two",
-    "choice",
-)
 
 
 def _check_bounds(kind: str, low: float, high: float) -> None:

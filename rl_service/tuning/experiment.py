@@ -107,7 +107,7 @@ def tune_experiment(
             env_steps=sum(view.env_steps or 0 for view in views) * plan.tuning.num_seeds,
         )
         if not stopping.requested:
-            best = _conclude(plan, storage, observer, trackers, trials, views)
+            best = _conclude(plan, storage, observer, trackers, views)
             result = _with_best(result, best, f"{storage}/{REPORT_FOLDER}/{PRESET_FILE}")
     observer.on_finish(result, views)
     return result
@@ -197,14 +197,13 @@ def _conclude(
     storage: Storage,
     observer: TuningObserver,
     trackers: TrialTrackers,
-    trials: list[Trial],
     views: list[TrialView],
 ) -> BestOfTrials:
     """The table first, which says why there may be no policy; the figures last."""
     table = f"{REPORT_FOLDER}/{RESULTS_FILE}"
     storage.write(table, results_table(plan, views).encode())
     try:
-        best = keep_best(plan, storage, trials, views, observer.on_message)
+        best = keep_best(plan, storage, views, observer.on_message)
     except TuningError as error:
         raise TuningError(f"{error}; the table is {storage}/{table}") from error
     preset = best_preset(best.settings, str(storage), best.trial)

@@ -42,6 +42,8 @@ class TrialView:
     error: str | None = None
     """One line; None if it has not failed."""
     seed_scores: list[float] = field(default_factory=list)
+    checkpoint: Any = None
+    """Ray Tune's newest of the trial; None if it has none."""
 
 
 def ranked(trials: Sequence[TrialView]) -> list[TrialView]:

@@ -16,7 +16,6 @@ import matplotlib.axes
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial
-from ray.tune.experiment import Trial
 
 from rl_service.common.errors import RLServiceError, TuningError
 from rl_service.common.files import as_folder_name, replacing_folder
@@ -61,11 +60,7 @@ class BestOfTrials:
 
 
 def keep_best(
-    plan: TuningPlan,
-    storage: Storage,
-    trials: Sequence[Trial],
-    views: Sequence[TrialView],
-    notify: Notify,
+    plan: TuningPlan, storage: Storage, trials: Sequence[TrialView], notify: Notify
 ) -> BestOfTrials:
     """The best policy of the best trial that has one.
 
@@ -73,52 +68,43 @@ def keep_best(
         plan: of the experiment.
         storage: where it lies.
         trials: all of them.
-        views: how each stands.
-        notify: told why a better trial was passed over.
+        notify: takes the reasons why better trials are passed over.
 
     Raises:
         TuningError: with the reasons, if no trial left a policy.
     """
-    by_id = {trial.trial_id: trial for trial in trials}
     reasons: list[str] = []
-    for view in ranked(views):
-        if view.best_score is None or view.status == "failed":
-            continue
+    for trial in filter(_is_scored, ranked(trials)):
         try:
-            return _keep(plan, storage, by_id[view.trial_id], view, notify)
+            return _keep(plan, storage, trial, notify)
         except (RLServiceError, OSError) as error:
             reasons.append(one_line(error))
-            notify(f"trial {view.trial_id} is passed over: {reasons[-1]}")
-    reasons += [view.error for view in views if view.error]
+            notify(f"trial {trial.trial_id} is passed over: {reasons[-1]}")
+    reasons += [trial.error for trial in trials if trial.error]
     shown = list(dict.fromkeys(reasons)) or ["none had a score"]
     more = f"; and {len(shown) - _MAX_REASONS} more reasons" if len(shown) > _MAX_REASONS else ""
     raise TuningError(
-        f"none of {len(views)} trials left a policy ({'; '.join(shown[:_MAX_REASONS])}{more})"
+        f"none of {len(trials)} trials left a policy ({'; '.join(shown[:_MAX_REASONS])}{more})"
     )
 
 
-def _keep(
-    plan: TuningPlan,
-    storage: Storage,
-    trial: Trial,
-    view: TrialView,
-    notify: Notify,
-) -> BestOfTrials:
+def _keep(plan: TuningPlan, storage: Storage, trial: TrialView, notify: Notify) -> BestOfTrials:
     if trial.checkpoint is None:
         raise OSError("it has no checkpoint")
-    values = view.values
     with trial.checkpoint.as_directory() as folder:
-        base_model = plan.space.settings(values, plan.base.seed).model.base_model
+        base_model = plan.space.settings(trial.values, plan.base.seed).model.base_model
         seed = _best_seed(plan, Path(folder), base_model)
-        settings = plan.space.settings(values, seed)
-        bundle = _destination(settings, Path(storage.root).name)
+        settings = plan.space.settings(trial.values, seed)
+        # Beside the bundles of trainings; the experiment's name takes the place of a run's hash.
+        output_dir = Path(os.path.abspath(settings.tracking.output_dir))
+        group = Path(settings.model.short_name, as_folder_name(settings.env.id))
+        bundle = output_dir / "checkpoints" / group / Path(storage.root).name
         remedy = "fix that, and resume with rl-service tune --resume"
         with replacing_folder(bundle, f"{remedy} {storage}") as empty:
             shutil.copytree(Path(folder, seed_folder(seed), BUNDLE), empty, dirs_exist_ok=True)
     played = _play(settings, bundle, base_model, notify)
-    output_dir = Path(os.path.abspath(settings.tracking.output_dir))
     registered = register_best(bundle, base_model, settings.tracking, output_dir, notify)
-    return BestOfTrials(view, settings, bundle, played, registered)
+    return BestOfTrials(trial, settings, bundle, played, registered)
 
 
 def _play(
@@ -153,12 +139,6 @@ def _best_seed(plan: TuningPlan, checkpoint: Path, base_model: str | None) -> in
     if not scores:
         raise OSError("its checkpoint holds no policy")
     return max(scores, key=scores.__getitem__)
-
-
-def _destination(settings: Settings, experiment: str) -> Path:
-    """Beside the bundles of trainings; the experiment's name takes the place of a run's hash."""
-    name = Path(settings.model.short_name, as_folder_name(settings.env.id), experiment)
-    return Path(os.path.abspath(settings.tracking.output_dir), "checkpoints", name)
 
 
 def results_table(plan: TuningPlan, trials: Sequence[TrialView]) -> str:

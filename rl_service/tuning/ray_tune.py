@@ -204,6 +204,7 @@ class TuneCallback(Callback):  # type: ignore[misc]
             num_failures=trial.num_failures,
             error=_error(trial),
             seed_scores=list(result.get("seed_scores", [])),
+            checkpoint=trial.checkpoint,
         )
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **_: Any) -> None:

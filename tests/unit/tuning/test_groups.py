@@ -14,7 +14,7 @@ from tests.unit.tuning.conftest import WriteRun
 def seeds(*references: object) -> dict[str, list[int]]:
     """Seeds of the runs by label."""
     groups = load_groups([str(reference) for reference in references])
-    return {group.label: [run.run.settings.seed for run in group.runs] for group in groups}
+    return {group.label: group.seeds for group in groups}
 
 
 def test_runs_that_differ_only_in_seed_belong_together(write_run: WriteRun) -> None:
