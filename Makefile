@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train tune serve test test-slow lint format type learn bench bench-scaling bench-gpu clean
+.PHONY: help venv train tune serve test test-slow lint format type docs learn bench bench-scaling bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -40,6 +40,9 @@ format: venv  ## fix style and layout
 
 type: venv  ## check types
 	@$(BIN)/mypy
+
+docs: venv  ## write docs/settings.md from the settings classes
+	@$(BIN)/python -m docs.settings_page
 
 learn: venv  ## train each environment to its promised score (long)
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0

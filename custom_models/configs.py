@@ -44,13 +44,15 @@ class ModelConfig(Kind):
     hidden_sizes: HiddenSizes = (64, 64)
     """Widths of the actor's hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the actor's hidden layers."""
     activate_last: bool = True
-    """Whether an activation follows the last hidden layer. The GPT2PPO seed's actor
+    """Whether an activation follows the last hidden layer. GPT2PPO's actor
     (`Linear -> ReLU -> Linear`, then the head) has none."""
     log_std: Literal["free", "state"] = "free"
-    """Gaussian actors: one learned log standard deviation per action dimension (`free`), or
+    """Gaussian actors have one learned log standard deviation per action dimension (`free`), or
     one that depends on the observation (`state`). Ignored for discrete actions."""
     log_std_init: Annotated[float, Field(ge=-5.0, le=2.0)] = 0.0
+    """Log standard deviation at the start."""
 
     @property
     def num_context_steps(self) -> int:
@@ -69,21 +71,21 @@ class ModelConfig(Kind):
 
     @property
     def base_model(self) -> str | None:
-        """What weights or a tokenizer of the actor come from; None if all is built here."""
+        """Base model that the actor's weights or tokenizer come from; None: all are built here."""
         return None
 
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
-        """Numbers in actor and critic, at most.
+        """Upper bound of the number of weights in actor and critic.
 
         Args:
             num_inputs: entries of an observation.
-            num_outputs: of the actor.
+            num_outputs: outputs of the actor.
         """
         return _LARGEST_BASE_MODEL
 
     @property
     def gpt2_settings(self) -> GPT2CriticSettings | None:
-        """Those of a critic that is a GPT-2; None for another critic."""
+        """Settings of the critic if it is a GPT-2; None if it is not."""
         return None
 
     def with_base_model(self, name: str) -> ModelConfig:
@@ -114,6 +116,7 @@ class MLPConfig(ModelConfig):
     implementation: ClassVar[str] = "custom_models.nets:MLP"
 
     critic_hidden_sizes: HiddenSizes = (64, 64)
+    """Widths of the critic's hidden layers."""
 
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
         actor = _feed_forward(num_inputs, self.hidden_sizes, num_outputs)
@@ -123,7 +126,7 @@ class MLPConfig(ModelConfig):
 class GPT2CriticSettings(BaseModel):
     """A GPT-2 that reads the last K steps and gives the value of the last.
 
-    Defaults are the GPT2PPO seed's Table I, except `dropout` (the seed: 0.5).
+    Defaults are Table I of the GPT2PPO paper, except `dropout` (the paper: 0.5).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -134,16 +137,22 @@ class GPT2CriticSettings(BaseModel):
     """`banded`: one causal pass in which a token looks back K steps per layer (fast).
     `window`: each value recomputes exactly its own K-step window (the paper's function)."""
     n_layer: Layers = 2
+    """Layers of the GPT-2."""
     n_head: Heads = 8
+    """Attention heads of each layer; must divide `n_embd`."""
     n_embd: Width = 64
+    """Width of the GPT-2."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout of embeddings, attention weights and residuals; off when values are computed."""
     n_positions: Annotated[int, Field(gt=0, le=2**14)] = 1024
-    """Longest token sequence of the trunk: 2 * context_length may not exceed it."""
+    """Longest token sequence; 2 * `context_length` must fit."""
     max_timesteps: Annotated[int, Field(gt=0, le=2**17)] = 1024
-    """Rows of the learned timestep embedding; later steps of an episode share the last row."""
+    """Rows of the learned timestep embedding. Later steps of an episode share the last row, and
+    the run reports that. 1: no timestep."""
     pretrained: ModelName | None = None
     """Folder with pretrained GPT-2 weights (Hugging Face format), or a name in the model store.
-    The trunk's n_layer, n_head, n_embd and n_positions then come from it."""
+    `n_layer`, `n_head`, `n_embd` and `n_positions` then come from it. A bundle of the trained
+    policy no longer needs the folder."""
 
     @model_validator(mode="after")
     def _check_arithmetic(self) -> Self:
@@ -172,7 +181,7 @@ class GPT2CriticSettings(BaseModel):
         return self.context_length - 1
 
     def max_critic_weights(self, num_inputs: int, num_outputs: int) -> int:
-        """As `max_weights`, of the critic alone."""
+        """Like `max_weights`, for the critic alone."""
         if self.pretrained is not None:
             return _LARGEST_BASE_MODEL
         rows = self.max_timesteps + num_inputs + num_outputs + 8  # of embeddings, norms, head
@@ -199,9 +208,9 @@ class GPT2CriticConfig(GPT2CriticSettings, ModelConfig):
 
 
 class LLMPolicyConfig(ModelConfig):
-    """A causal language model that reads observations as text as the actor.
+    """The actor is a causal language model that reads observations as text.
 
-    Hidden sizes are those of the head on the last token's hidden state.
+    `hidden_sizes` are those of the head on the last token's hidden state.
     """
 
     kind: ClassVar[str] = "llm_policy"
@@ -210,49 +219,56 @@ class LLMPolicyConfig(ModelConfig):
     has_language_model: ClassVar[bool] = True
 
     critic: Literal["mlp", "gpt2", "hidden_state"] = "mlp"
-    """`mlp`: on the observation. `gpt2`: on the last steps. `hidden_state`: an MLP on the hidden
-    state that the actor's head reads; its gradient does not reach the language model."""
+    """`mlp`: an MLP on the observation. `gpt2`: a GPT-2 on the last steps. `hidden_state`: an MLP
+    on the hidden state that the actor's head reads; its gradient stops before the language
+    model."""
     critic_hidden_sizes: HiddenSizes = (64, 64)
-    """Of the critics `mlp` and `hidden_state`."""
+    """Widths of the hidden layers of the critics `mlp` and `hidden_state`."""
     gpt2_critic: GPT2CriticSettings = GPT2CriticSettings()
-    """Of the critic `gpt2`."""
+    """Settings of the critic `gpt2`: those of the model `gpt2_critic` from `context_length` to
+    `pretrained`, such as `{context_length: 32, n_layer: 1}`."""
     pretrained: ModelName | None = None
     """Folder of a causal language model (Hugging Face format), or the name of a fetched one
-    (`rl-service models list`). None: a small GPT-2 of n_layer, n_head and n_embd with random
-    weights."""
+    (`rl-service models list`). None: a small GPT-2 of `n_layer`, `n_head` and `n_embd` with
+    random weights."""
     random_weights: bool = False
-    """Take the sizes and the tokenizer of `pretrained`, and not its weights."""
+    """Use the sizes and the tokenizer of `pretrained`, but random weights."""
     num_layers: Width | None = None
     """Keep only the first layers of `pretrained`. None: all."""
     tokenizer: ModelName | None = None
-    """Folder or name of another tokenizer for a model without `pretrained`. None: one token a
+    """Folder or name of a tokenizer for a model without `pretrained`. None: one token per
     character."""
     n_layer: Layers = 2
+    """Layers of a model without `pretrained`."""
     n_head: Heads = 4
+    """Attention heads of a model without `pretrained`; must divide `n_embd`."""
     n_embd: Width = 64
+    """Width of a model without `pretrained`."""
     context_length: ContextLength = 1
     """K: observations in the prompt, with the actions between them."""
     task: Annotated[str, Field(max_length=20_000)] = ""
-    """What each prompt begins with."""
+    """Text at the start of each prompt, read once for a whole batch."""
     action_names: Annotated[
         tuple[Annotated[str, Field(max_length=100)], ...], Field(max_length=1000)
     ] = ()
-    """What discrete actions are called in prompts. None given: their numbers."""
+    """Names of discrete actions in prompts. Empty: their numbers."""
     decimals: Annotated[int, Field(ge=0, le=4)] = 2
-    """Of each number in a prompt."""
+    """Decimals of each number in a prompt."""
     separator: Annotated[str, Field(min_length=1, max_length=10)] = " "
-    """Between the numbers of an observation."""
+    """Text between the numbers of an observation."""
     finetune: Literal["head", "lora", "full"] = "head"
-    """What of the language model learns: nothing, low-rank additions (arXiv 2106.09685), all."""
+    """What learns: the head alone (`head`), also low-rank additions to the language model
+    (`lora`, arXiv 2106.09685), or all of it (`full`)."""
     lora_rank: Width = 8
+    """Rank of the additions."""
     lora_alpha: Width = 16
-    """The additions are scaled by lora_alpha / lora_rank."""
+    """The additions are scaled by `lora_alpha` / `lora_rank`."""
     action_scoring: Literal["head", "tokens"] = "head"
     """`head`: a net on the last hidden state. `tokens`, for discrete actions: the mean
     log-probability of the tokens of each action's text after the prompt."""
     micro_batch_size: Width = 64
-    """Prompts that go through the language model at once in learning; with more, activations are
-    computed again for the gradient."""
+    """Prompts that go through the language model at once during learning. With more, activations
+    are computed again for the gradient."""
 
     @model_validator(mode="after")
     def _check(self) -> LLMPolicyConfig:

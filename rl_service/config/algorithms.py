@@ -1,4 +1,4 @@
-"""The settings of each algorithm: what all share, and what is its own."""
+"""The settings of each algorithm: those that all share, and its own."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ class OnPolicySettings(Kind):
     """
 
     critic_lr: PositiveFloat = 1e-3
+    """Learning rate of the critic."""
     lr_schedule: Literal["constant", "linear"] = "constant"
-    """`linear`: learning rates fall to zero at the end of the run (stop.iterations or
-    stop.env_steps, whichever comes first)."""
+    """`linear`: learning rates fall to zero at the end of the run (`stop.iterations` or
+    `stop.env_steps`, whichever comes first)."""
     gamma: UnitFloat = 0.99
+    """Discount of each next step's reward."""
     lambda_: UnitFloat = 0.95
-    """Of GAE. 0: the one-step TD error; 1: the n-step return minus the value."""
+    """λ of GAE. 0: the one-step TD error. 1: the n-step return minus the value."""
     grad_clip: PositiveFloat | None = 0.5
-    """Largest global norm of a gradient, for actor and critic apart. None: no clip."""
+    """Largest global norm of a gradient, separately for actor and critic. None: no limit."""
     train_batch_size: PositiveInt = 2048
-    """Env steps an iteration, over all workers."""
+    """Env steps of an iteration, over all workers."""
     normalize_advantages: bool = True
+    """Normalise the advantages of each batch to mean 0 and deviation 1."""
     normalize_values: bool = True
     """Let the critic learn value targets that are normalised by their running mean and
-    deviation; the same for every critic, saved with the weights."""
+    deviation, which are saved with the weights."""
 
     def env_steps_per_update(self, num_envs: int) -> int:
         """Env steps between two updates of the policy.
@@ -53,7 +56,7 @@ class OnPolicySettings(Kind):
 
     @property
     def critic_minibatch_size(self) -> int:
-        """Most env steps of each of its gradient steps."""
+        """Most env steps of each gradient step of the critic."""
         return self.train_batch_size
 
 
@@ -62,21 +65,26 @@ class PPOSettings(OnPolicySettings):
     implementation: ClassVar[str] = "rl_service.algorithms.ppo:PPO"
 
     actor_lr: PositiveFloat = 3e-4
+    """Learning rate of the actor."""
     clip_param: PositiveFloat = 0.2
+    """ε: the probability ratio is clipped to 1 ± ε."""
     vf_clip_param: PositiveFloat | None = None
-    """Clip of the change of a value, in units of the (normalised) value. None: no clip."""
+    """Limit of the change of a value, in units of the (normalised) value. None: no limit."""
     entropy_coeff: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
     kl_coeff: NonNegativeFloat = 0.0
-    """Start weight of a KL penalty; it then adapts so that the KL stays near `kl_target`."""
+    """Initial weight of a KL penalty, which then adapts so that the KL stays near `kl_target`."""
     kl_target: PositiveFloat = 0.01
+    """Mean KL, in nats, that the penalty aims at."""
     max_kl: PositiveFloat | None = None
-    """Stop the actor's passes over a batch once the mean KL exceeds this. None: never."""
+    """Mean KL, in nats, beyond which the actor's passes over a batch stop. None: never."""
     minibatch_size: PositiveInt = 128
+    """Env steps of each gradient step."""
     num_epochs: PositiveInt = 5
-    """Passes of the actor over each batch (not iterations)."""
+    """Passes of the actor over each batch. (The length of a run is `stop.iterations`.)"""
     critic_num_epochs: PositiveInt | None = None
-    """Passes of the critic over each batch; None: as many as the actor. A critic that reads the
-    history learns more from a pass than an MLP does, and pays more for it."""
+    """Passes of the critic over each batch. None: as many as the actor. A critic that reads the
+    history learns more from a pass than an MLP does, and a pass costs more."""
 
     @property
     def critic_passes(self) -> int:
@@ -94,14 +102,17 @@ class A2CSettings(OnPolicySettings):
     implementation: ClassVar[str] = "rl_service.algorithms.a2c:A2C"
 
     actor_lr: PositiveFloat = 7e-4
+    """Learning rate of the actor."""
     critic_lr: PositiveFloat = 7e-4
     lambda_: UnitFloat = 1.0
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """`rmsprop` has α 0.99 and ε 1e-5."""
     entropy_coeff: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
     rollout_fragment_length: PositiveInt = 8
-    """Steps that each env takes between two gradient steps: the n of n-step. One gradient step
-    sees this many steps of all envs of all workers; an iteration holds as many gradient steps as
-    train_batch_size has room for."""
+    """Steps that each environment takes between two gradient steps: the n of n-step. A gradient
+    step sees these steps of all environments of all workers, and `train_batch_size` must be a
+    multiple of their number."""
     normalize_advantages: bool = False
 
     def env_steps_per_update(self, num_envs: int) -> int:
@@ -117,24 +128,26 @@ class TRPOSettings(OnPolicySettings):
     max_kl: PositiveFloat = 0.01
     """δ: largest mean KL, in nats, between the policy before and after an update."""
     cg_iterations: PositiveInt = 15
-    """Most steps of conjugate gradient."""
+    """Most steps of conjugate gradient in an update."""
     cg_damping: NonNegativeFloat = 0.1
-    """Added to the diagonal of the Fisher matrix."""
+    """Number that is added to the diagonal of the Fisher matrix."""
     fisher_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of the batch's steps that the Fisher matrix is estimated from."""
+    """Share of the batch that the Fisher matrix is estimated from."""
     line_search_steps: PositiveInt = 10
-    """Most step lengths that are tried."""
+    """Most step lengths that the line search tries."""
     line_search_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.8
-    """Each next step is this much shorter."""
+    """Length of each step tried, relative to the one before."""
     critic_optimizer: Literal["adam", "lbfgs"] = "adam"
-    """`adam`: minibatches. `lbfgs`: the whole batch at once, with an l2 term."""
+    """`adam`: in minibatches. `lbfgs`: on the whole batch at once, with an L2 term. L-BFGS starts
+    from scratch with each batch, ignores the settings of Adam, and switches dropout off."""
     critic_num_epochs: PositiveInt = 10
     """Passes of Adam over each batch."""
     minibatch_size: PositiveInt = 128
-    """Env steps of each of Adam's gradient steps."""
+    """Env steps of each gradient step of Adam."""
     lbfgs_iterations: PositiveInt = 25
+    """Most iterations of L-BFGS on each batch."""
     critic_l2: NonNegativeFloat = 1e-3
-    """Weight of the squared norm of the critic's parameters, under L-BFGS."""
+    """Weight of the squared norm of the critic's parameters, with L-BFGS."""
 
     @property
     def critic_passes(self) -> int:

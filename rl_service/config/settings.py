@@ -1,7 +1,8 @@
 """The settings of a run: seven groups and a seed, strict and immutable.
 
-Checked once, here and in `load`; code after that trusts them. Units stand in the names
-(`*_s`) or in the comment under a field. Counts of steps are env steps unless a name says more.
+They are checked once, here and in `load`; code after that trusts them. Units are in the names
+(`*_s`) or in the text under a field. Steps are env steps unless a name says otherwise. The texts
+under the fields are the page `docs/settings.md`, which `make docs` writes.
 """
 
 from __future__ import annotations
@@ -23,50 +24,56 @@ from rl_service.config.group import (
 
 class EnvSettings(Group):
     id: str = "LunarLander-v3"
-    """A gymnasium id, or `module:Class` / `module:function` that makes an env."""
+    """A gymnasium id, or `module:Class` or `module:function` that makes an environment."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for the environment's constructor."""
     max_episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
-    """Time limit; an episode that reaches it is truncated, not terminated. None: the env's own."""
+    """Time limit in env steps. An episode that reaches it is truncated, not terminated. None: the
+    environment's own limit."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
+    """`MeanStdFilter` normalises observations by their running mean and deviation."""
     normalize_returns: bool = False
-    """Divide rewards by the running deviation of the discounted return (learning only)."""
+    """Divide rewards by the running deviation of the discounted return, for learning only."""
     max_failed_episodes: NonNegativeInt = 100
-    """Episodes that may fail with an exception, NaN or infinity; one more ends the run."""
+    """Episodes that may fail with an exception, NaN or infinity. One more ends the run."""
 
 
 THROUGHPUT = "throughput"
-"""The scaling policy that is there by name; others are `module:function`."""
+"""The built-in scaling policy; others are `module:function`."""
 
 
 class ElasticitySettings(Group):
-    """Part of the group `resources`; read with `num_env_runners`, the workers at the start."""
+    """Part of the group `resources`, beside `num_env_runners`, the workers at the start."""
 
     max_env_runners: PositiveInt | None = None
-    """Most rollout workers. None: their number stays `num_env_runners`."""
+    """Most rollout workers, at most the vector steps of a batch. None: the number is fixed at
+    `num_env_runners`."""
     min_env_runners: PositiveInt = 1
-    """Fewest, also where the cluster has no room for them at the moment."""
+    """Fewest rollout workers. They are asked for even if the cluster has no room at the moment."""
     autoscaling_policy: str = THROUGHPUT
-    """`throughput`: from measured times. `module:function`: your own."""
+    """`throughput` decides from measured times; `module:function` is a function of your own."""
     target_sampling_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of an iteration in which the learner may wait for samples."""
     up_delay_iterations: PositiveInt = 1
-    """Iterations in a row that must ask for more workers before there are more."""
+    """Iterations in a row that must ask for more workers before some are added."""
     down_delay_iterations: PositiveInt = 10
     """Iterations in a row that must ask for fewer workers before one leaves."""
     max_scaling_step: PositiveInt = 2
-    """Most workers that come or go at a time."""
+    """Most workers that are added or removed at a time."""
     max_worker_hours: PositiveFloat | None = None
-    """Worker-hours that the run may take; once spent, `min_env_runners` go on. None: no limit."""
+    """Worker-hours that the run may use. Once they are spent, it continues with
+    `min_env_runners`. None: no limit."""
     worker_timeout_s: PositiveFloat = 120.0
-    """A worker none of whose environments finished a step or a reset for that long is hung and is
-    replaced."""
+    """Seconds without a finished step or reset in any environment of a worker, after which the
+    worker counts as hung and is replaced."""
     lost_timeout_s: PositiveFloat = 600.0
-    """How long a run waits for a rollout worker when none is left, before it saves and ends."""
+    """Seconds that a run without any rollout worker waits for one before it saves and ends. A
+    worker that has its CPUs may take as long to start, and 180 s at least."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_removed(cls, values: Any) -> Any:
-        """Runs and experiments of earlier releases have written `autoscaling_schedule: {}`."""
+        """Drops `autoscaling_schedule: {}`, which earlier releases have written."""
         if isinstance(values, dict) and values.get("autoscaling_schedule") == {}:
             return {key: value for key, value in values.items() if key != "autoscaling_schedule"}
         return values
@@ -79,30 +86,34 @@ class ElasticitySettings(Group):
 
 class ResourceSettings(ElasticitySettings):
     num_env_runners: NonNegativeInt = 2
-    """Rollout workers, at the start of the run where max_env_runners lets their number change.
-    0: sample in the learner's own process (reproducible to the bit)."""
+    """Rollout workers; with `max_env_runners`, those at the start of the run. 0: sample in the
+    learner's own process, reproducible to the bit."""
     num_envs_per_env_runner: PositiveInt = 8
+    """Environments that each rollout worker steps together."""
     num_cpus_per_env_runner: NonNegativeFloat = 1.0
+    """CPUs that Ray reserves for each rollout worker."""
     num_gpus: Annotated[int, Field(ge=0, le=1)] = 0
-    """GPUs of the learner."""
+    """GPUs of the learner. Rollout workers stay on CPUs."""
     learner_precision: Literal["float32", "bfloat16"] = "float32"
-    """`bfloat16`: on a GPU, autocast of the critic and of a language model; weights and small
-    nets stay float32."""
+    """`bfloat16`: on a GPU, the critic and a language model compute under autocast; weights and
+    small nets stay float32."""
     learner_compile: bool = False
-    """Compile the critic with `torch.compile` on a GPU; the first iteration takes a minute more."""
+    """Compile the critic with `torch.compile` on a GPU. The first iteration takes a minute more."""
     learner_threads: PositiveInt = 1
+    """Threads of torch in the learner."""
     worker_threads: PositiveInt = 1
+    """Threads of torch in each rollout worker."""
 
     @property
     def num_workers_to_begin_with(self) -> int:
-        """Rollout workers that a run cannot begin without."""
+        """Rollout workers that a run needs before it can start."""
         return self.min_env_runners if self.is_elastic else self.num_env_runners
 
     def num_workers_after(self, num_workers: int) -> int:
-        """Rollout workers that a resumed run begins with.
+        """Rollout workers that a resumed run starts with.
 
         Args:
-            num_workers: that it had.
+            num_workers: how many it had.
         """
         if self.max_env_runners is None:
             return self.num_env_runners
@@ -110,20 +121,23 @@ class ResourceSettings(ElasticitySettings):
 
 
 class StopSettings(Group):
-    """The run ends at whichever comes first.
+    """The run ends at whichever limit it reaches first.
 
-    A file, flag or `--set` that gives one of `iterations` and `env_steps` takes the other away.
+    A file, flag or `--set` that gives one of `iterations` and `env_steps` removes the other.
     """
 
     iterations: PositiveInt | None = 150
+    """Iterations: rounds of sampling and learning."""
     env_steps: PositiveInt | None = None
+    """Env steps, over all rollout workers."""
     episode_return_mean: float | None = None
+    """Mean return of the last 100 training episodes that is good enough."""
     time_s: PositiveFloat | None = None
-    """Limit of `time_total_s`: the time of iterations alone, without evaluations."""
+    """Seconds of iterations (`time_total_s`), evaluations not included."""
 
 
 MAX_EVALUATED_STEPS = 10_000
-"""Env steps that an episode of an evaluation may take unless the settings say another number."""
+"""Env steps that an episode of an evaluation may take by default."""
 CUT_REMEDY = (
     "if they never end, set env.max_episode_steps; if they need more steps, raise "
     "evaluation.max_episode_steps"
@@ -133,15 +147,16 @@ CUT_REMEDY = (
 
 class EvaluationSettings(Group):
     interval: NonNegativeInt = 5
-    """Iterations between evaluations; the best policy is chosen by them. 0: none, and the best
-    is chosen by the training return."""
+    """Iterations between evaluations, which choose the best policy. 0: no evaluations; the
+    training return chooses."""
     num_episodes: PositiveInt = 10
+    """Episodes of each evaluation."""
     final_num_episodes: NonNegativeInt = 20
-    """Episodes that the best policy plays at the end of a run; episode i starts from seed + i.
+    """Episodes that the best policy plays at the end of the run; episode i starts from seed + i.
     0: none."""
     max_episode_steps: PositiveInt = MAX_EVALUATED_STEPS
-    """An episode that is still running after as many env steps is cut off, and reported. Not a
-    time limit of the environment: that is `env.max_episode_steps`."""
+    """Env steps after which an evaluation cuts an episode off and reports it. This is not a time
+    limit of the environment, which is `env.max_episode_steps`."""
 
 
 class TrackingSettings(Group):
@@ -150,17 +165,20 @@ class TrackingSettings(Group):
     experiment: str | None = None
     """Name of the folder under `runs/`. None: `<model>_<algorithm>_<env>`."""
     registry: str | None = None
-    """Policy registry that the best policy goes into: a folder or a URI of fsspec.
+    """Policy registry that receives the best policy: a folder, or a URI that fsspec knows.
     None: `$RL_SERVICE_REGISTRY`, or `policies` in the output folder."""
     checkpoint_interval: PositiveInt = 10
     """Iterations between checkpoints of the training state."""
     keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints that are kept."""
     tensorboard: bool = True
+    """Write TensorBoard events into the run's folder."""
     ray_metrics: bool = True
-    """Show the newest numbers at the metrics port of Ray's node, for Prometheus."""
+    """Show the newest numbers at the metrics port of the Ray node, for Prometheus."""
     wandb_project: str | None = None
     """Weights & Biases project. None: off. Without an API key the run is kept offline."""
     wandb_entity: str | None = None
+    """Weights & Biases entity. None: the account's default."""
 
 
 class Settings(Group):
@@ -172,10 +190,10 @@ class Settings(Group):
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 123
-    """Below 2**31, which every library that it seeds can take."""
+    """Seeds everything random."""
 
     def by_key(self) -> dict[str, Any]:
-        """All settings but the seed, as plain values, by the keys that `--set` takes."""
+        """All settings except the seed, as plain values, by the keys that `--set` takes."""
         groups = self.model_dump(mode="json", exclude={"seed"})
         return {f"{group}.{key}": value for group in groups for key, value in groups[group].items()}
 
@@ -183,14 +201,15 @@ class Settings(Group):
     def env_steps_per_update(self) -> int:
         """Env steps, over all workers, between two updates of the policy.
 
-        Made of the workers at the start: those that come and go share out the same batch.
+        It follows from the number of workers at the start: workers that join or leave later share
+        the same batch.
         """
         num_envs = max(1, self.resources.num_env_runners) * self.resources.num_envs_per_env_runner
         return self.algorithm.env_steps_per_update(num_envs)
 
     @property
     def total_env_steps(self) -> int | None:
-        """Env steps after which the run ends at the latest; None if only time or return end it."""
+        """Env steps after which the run ends at the latest; None if only time or return can."""
         limits = [self.stop.env_steps]
         if self.stop.iterations is not None:
             limits.append(self.stop.iterations * self.algorithm.train_batch_size)

@@ -56,7 +56,7 @@ class SearchSettings(Group):
     objectives: Annotated[tuple[Literal["score", "env_steps_per_s"], ...], Field(min_length=1)] = (
         "score",
     )
-    """All are raised. With both, the searcher looks for the best trades between them."""
+    """What to maximise. With both, the searcher looks for the best trade-offs."""
 
 
 class NoScheduler(Group):
@@ -70,9 +70,9 @@ class ASHASettings(Group):
 
     name: Literal["asha"] = "asha"
     grace_env_steps: PositiveInt
-    """Steps that every trial gets."""
+    """Env steps that every trial gets."""
     reduction_factor: Annotated[float, Field(gt=1.0)] = 3.0
-    """At each rung one in so many goes on, and the next rung is so many times further."""
+    """At each rung one in so many trials continues, to the next rung so many times further."""
 
 
 class MedianSettings(Group):
@@ -80,23 +80,24 @@ class MedianSettings(Group):
 
     name: Literal["median"] = "median"
     grace_env_steps: PositiveInt
+    """Env steps that every trial gets."""
     min_samples: PositiveInt = 3
-    """Trials that a median takes."""
+    """Fewest other trials that a median needs."""
 
 
 class PBTSettings(Group):
     """Population-based training (arXiv 1711.09846).
 
-    The worst trials go on from the weights of the best, with their `algorithm.*` settings changed.
+    The worst trials continue from the weights of the best, with changed `algorithm.*` settings.
     """
 
     name: Literal["pbt"] = "pbt"
     interval_env_steps: PositiveInt
-    """Steps between two chances to be replaced."""
+    """Env steps between two chances to be replaced."""
     quantile_fraction: Annotated[float, Field(gt=0.0, le=0.5)] = 0.25
-    """Share of trials at either end."""
+    """Share of trials that count as the best, and as the worst."""
     resample_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
-    """Chance that a setting is drawn again instead of changed by a fifth."""
+    """Probability that a setting is drawn again instead of changed by a fifth."""
 
 
 SchedulerSettings = Annotated[
@@ -107,27 +108,30 @@ SchedulerSettings = Annotated[
 
 class TuningSettings(Group):
     name: str | None = None
-    """Of the experiment. None: the file's name."""
+    """Name of the experiment. None: the file's name."""
     config: str | None = None
-    """A settings file, or the name of a shipped one, that the fixed settings start from."""
+    """Settings file, or name of a shipped one, that the fixed settings start from."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Fixed settings on top of it: the groups of a settings file, and the seed."""
+    """Fixed settings on top of `config`: the groups of a settings file, and the seed."""
     search_space: dict[str, Domain] = Field(default_factory=dict)
-    """By setting, `group.key`."""
+    """What is searched: a domain for each setting, `group.key`."""
     points_to_evaluate: list[dict[str, Any]] = Field(default_factory=list)
-    """Values to try first, by setting; those that a point leaves out are drawn."""
+    """Points that are tried first, each a value by setting; settings that a point leaves out are
+    drawn."""
     num_samples: PositiveInt = 16
-    """Trials, `points_to_evaluate` included."""
+    """Trials, `points_to_evaluate` included. `--num-samples` overrides it."""
     num_seeds: PositiveInt = 1
-    """Trainings of each trial, whose scores are averaged, with `seed`, `seed` + 100, …"""
+    """Trainings of each trial, with `seed`, `seed` + 100, …; their scores are averaged."""
     max_concurrent: PositiveInt | None = None
-    """Trials at a time. None: as many as fit. Not for populations, which need all their members."""
+    """Trials at a time. None: as many as fit. Refused for `pbt`, which needs all its members."""
     time_budget_s: PositiveFloat | None = None
-    """After so long no trial goes on; the best so far is the result. None: no limit."""
+    """Seconds after which all trials stop; the best so far is the result. None: no limit."""
     max_failures: NonNegativeInt = 2
-    """Times that a trial whose process or node dies starts again from its last checkpoint."""
+    """Restarts of a trial whose process or node dies, or that lost all its rollout workers."""
     search_alg: SearchSettings = SearchSettings()
+    """How points are chosen."""
     scheduler: SchedulerSettings = NoScheduler()
+    """What stops trials early."""
 
 
 _NOT_CHANGEABLE = ("algorithm.name", "algorithm.optimizer", "algorithm.critic_optimizer")
