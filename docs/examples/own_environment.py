@@ -1,6 +1,7 @@
-"""An environment of one's own: `rl-service train -m mlp -e docs.examples.own_environment:Corridor`.
+"""Your own environment: `rl-service train -m mlp -e docs.examples.own_environment:Corridor`.
 
-Any `gymnasium.Env` with a Box of numbers to observe and Discrete or Box actions will do.
+Any `gymnasium.Env` works whose observations are a Box of numbers and whose actions are Discrete or
+a Box. It is tried with one reset and one step before a run starts.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ Observation = npt.NDArray[np.float32]
 
 
 class Corridor(gym.Env[Observation, int]):
-    """Walk right to the end of a corridor; each step costs 0.1, the end pays 1.
+    """Walk right to the end of a corridor. Each step costs 0.1; the last one pays 1.
 
     Args:
-        length: cells.
+        length: number of cells.
     """
 
     def __init__(self, length: int = 8, render_mode: str | None = None) -> None:

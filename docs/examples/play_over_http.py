@@ -1,4 +1,4 @@
-"""Plays episodes in an environment of this machine with a policy that a service holds.
+"""Plays episodes in an environment on this machine, with a policy behind HTTP.
 
 make serve
 python docs/examples/play_over_http.py http://127.0.0.1:8000 lunarlander
@@ -16,7 +16,7 @@ from rl_service.serving.client import PolicyClient, Session
 
 
 def play(url: str, policy: str, num_episodes: int = 3, seed: int = 123) -> list[float]:
-    """Returns of episodes from seed, seed + 1, …: the same that `rl-service evaluate` shows."""
+    """Returns of episodes from seed, seed + 1, …: the same as `rl-service evaluate` shows."""
     with PolicyClient(url, token=os.environ.get("TOKEN")) as client:
         served = {each["policy"]: each for each in client.policies()}[policy]
         limit = served["max_episode_steps"]

@@ -1,8 +1,8 @@
 """Train any model with any algorithm from Python, then ask the trained policy.
 
-`python -m docs.examples.train_from_python trpo` walks the corridor of `own_environment` in a
-minute; `ppo` and `a2c` do as well. `… ppo llm_policy` lets a language model walk, a small one
-with random weights.
+`python -m docs.examples.train_from_python trpo` learns to walk the corridor of `own_environment`
+in a minute; `ppo` and `a2c` work as well. With `ppo llm_policy`, a small language model with random
+weights learns it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rl_service.training.train import train
 
 
 class Printed(TrainingObserver):
-    """Says after each iteration how well the policy does."""
+    """Prints how well the policy does after each iteration."""
 
     def on_iteration(self, row: Mapping[str, Any]) -> None:
         print(row["training_iteration"], row["episode_return_mean"])  # noqa: T201
@@ -31,13 +31,13 @@ class Printed(TrainingObserver):
 def train_policy(
     algorithm: str, model: str, output_dir: Path, overrides: Sequence[str] = ()
 ) -> Path:
-    """Trains in the corridor; returns the folder of the best policy.
+    """Trains in the corridor and returns the folder of the best policy.
 
     Args:
         algorithm: `ppo`, `a2c` or `trpo`.
         model: `mlp`, `gpt2_critic` or `llm_policy`.
-        output_dir: receives `runs/` and `checkpoints/`.
-        overrides: further settings, as after `--set`.
+        output_dir: folder for `runs/` and `checkpoints/`.
+        overrides: further settings, as for `--set`.
     """
     settings = load_settings(
         model=model,
@@ -52,7 +52,7 @@ def train_policy(
 
 
 def main(algorithm: str = "ppo", model: str = "mlp") -> None:
-    """Trains, and asks the policy what to do in the first cell."""
+    """Trains, then asks the policy what to do in the first cell."""
     policy = load_bundle(train_policy(algorithm, model, Path()))
     answer = policy.act(np.zeros((1, 1), np.float32), deterministic=True)
     print("in the first cell:", answer.env_actions[0], "(1 is to the right)")  # noqa: T201

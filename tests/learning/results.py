@@ -15,14 +15,14 @@ RAW = FOLDER / "learning.json"
 TABLE = FOLDER / "learning.md"
 _INTRODUCTION = """# Learning
 
-Written by `make learn`; raw numbers in [learning.json](learning.json). Each row is one run of the
-preset that the command takes by itself. *Return* is the mean ± deviation of 20 deterministic
-episodes of the run's best policy, episode i starting from seed + i. *Reached at* is the first
+Written by `make learn`; raw numbers in [learning.json](learning.json). Each row is one run with the
+preset that the command uses by default. *Return* is the mean ± deviation of 20 deterministic
+episodes of the run's best policy; episode i starts from seed + i. *Reached at* is the first
 evaluation during training (10 episodes, other seeds) at or above the target. Runs may have shared
-their machine with others: minutes and env steps/s are no benchmark. Seeds 1, 2 and 3 share 18 of
-their 20 episodes, so their returns are alike; newer runs have seeds 100 apart, which share none.
-The GPT-2 critic's runs on LunarLander shared two cores with a test suite and were resumed twice,
-which affects their minutes and speed alone.
+their machine with others, so minutes and env steps/s are not a benchmark. Seeds 1, 2 and 3 share 18
+of their 20 episodes, so their returns are similar; newer runs use seeds 100 apart, which share
+none. The runs of the GPT-2 critic on LunarLander shared two cores with a test suite and were
+resumed twice, which affects only their minutes and speed.
 
 {machine}
 """
