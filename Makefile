@@ -1,10 +1,10 @@
-# The one door: every target sets up .venv by itself, once.
+# Every target sets up .venv by itself, once.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Torch's threads and Ray's workers fight for few cores: one thread unless a test asks for more.
+# Torch's threads and Ray's workers compete for few cores: one thread unless a test asks for more.
 ONE_THREAD := OMP_NUM_THREADS=1
-# An argument of a make function cannot hold one as it is.
+# An argument of a make function cannot contain a comma directly.
 COMMA := ,
 
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ serve: venv  ## serve a trained LunarLander policy at http://127.0.0.1:8000
 test: venv  ## run the tests that every change needs
 	@$(ONE_THREAD) $(BIN)/python -m pytest
 
-test-slow: venv  ## run the others that CI runs: chaos, whole experiments, full matrices
+test-slow: venv  ## run the other tests of CI: chaos, whole experiments, full matrices
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/slow
 
 lint: venv  ## check style and layout
@@ -47,7 +47,7 @@ docs: venv  ## write docs/settings.md from the settings classes
 learn: venv  ## train each environment to its promised score (long)
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0
 
-bench: $(VENV)/.installed-bench  ## measure speed beside Stable-Baselines3 (half an hour)
+bench: $(VENV)/.installed-bench  ## measure speed against Stable-Baselines3 (half an hour)
 	@$(ONE_THREAD) $(BIN)/python -m tests.benchmarks
 
 bench-scaling: venv  ## measure the pipeline's parts and simulate it with up to 1000 workers (minutes)
@@ -59,8 +59,8 @@ bench-gpu: venv  ## measure the nets on one GPU against its peaks (minutes)
 clean:  ## remove .venv and caches; runs and checkpoints stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
 
-# `.installing` marks an install under way. pip takes a package that a killed install left half
-# written for a whole one, so a marker left behind means: start over (downloads are cached).
+# `.installing` marks an install in progress. pip mistakes a package that a killed install left half
+# written for a complete one, so a marker left behind means: start over (downloads are cached).
 define install
 	@if [ -e $(VENV)/.installing ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		rm -rf $(VENV) && mkdir $(VENV) && touch $(VENV)/.installing && $(PYTHON) -m venv $(VENV); \
