@@ -53,7 +53,7 @@ class Actor(nn.Module):
         raise NotImplementedError
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """The weights that learning changes: all that rollout workers must be told."""
+        """The weights that learning changes: all that rollout workers need."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
     def own_state(self) -> dict[str, Tensor]:

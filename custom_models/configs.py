@@ -276,11 +276,11 @@ class LLMPolicyConfig(ModelConfig):
         names = [name.strip() for name in self.action_names]
         if "" in names or len(set(names)) < len(names):
             problems.append(
-                f"action_names={list(self.action_names)} holds names that are empty or equal; give "
-                f"each action a name of its own"
+                f"action_names={list(self.action_names)} has names that are empty or equal; give "
+                f"each action its own name"
             )
         if self.critic != "gpt2" and self.gpt2_critic != GPT2CriticSettings():
-            problems.append("gpt2_critic is about critic=gpt2; set that, or leave it out")
+            problems.append("gpt2_critic applies only to critic=gpt2; set that, or leave it out")
         if self.action_scoring == "tokens" and self.finetune == "head":
             problems.append(
                 "action_scoring=tokens has no head, so with finetune=head nothing would learn; "
@@ -288,7 +288,7 @@ class LLMPolicyConfig(ModelConfig):
             )
         if self.pretrained is None:
             given = [n for n in ("random_weights", "num_layers") if getattr(self, n)]
-            problems += [f"{name} is about model.pretrained, which is not given" for name in given]
+            problems += [f"{name} needs model.pretrained; set that, too" for name in given]
             if self.n_embd % self.n_head:
                 problems.append(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
         elif self.tokenizer is not None:

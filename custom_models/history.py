@@ -35,7 +35,7 @@ _ALL = slice(None)
 
 
 class RunningHistory:
-    """The histories of E environments as they go on.
+    """The histories of E environments, step by step.
 
     Args:
         num_envs: E.

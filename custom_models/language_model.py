@@ -189,7 +189,7 @@ def _read_config(name: str) -> Any:
 
     Raises:
         FileNotFoundError: if there is no such folder or fetched model.
-        ValueError: if the file is damaged, or the model is no causal language model.
+        ValueError: if the file is damaged, or the model is not a causal language model.
     """
     folder = find_model(name)
     try:
@@ -198,6 +198,6 @@ def _read_config(name: str) -> Any:
         raise ValueError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{folder} holds a model of type {config.model_type}, which is no causal language model"
+            f"{folder} holds a {config.model_type} model, which is not a causal language model"
         )
     return config

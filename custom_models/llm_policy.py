@@ -39,7 +39,7 @@ class LLMActor(Actor):
 
     Raises:
         FileNotFoundError: if the language model is not there.
-        ValueError: if its tokenizer cannot write numbers, or actions that are no numbers are to
+        ValueError: if its tokenizer cannot write numbers, or actions that are not numbers are to
             be scored by their text.
     """
 
@@ -202,7 +202,7 @@ class LLMActor(Actor):
     def _action_scores(self, tokens: Tensor) -> Tensor:
         """Mean log-probability (B, A) of the tokens of each action's text after the prompt.
 
-        The prompt is read once; texts of several tokens go on from its keys and values.
+        The prompt is read once; texts of several tokens continue from its keys and values.
         """
         actions = self._actions.to(tokens.device)  # (A, L)
         num_actions, length = actions.shape

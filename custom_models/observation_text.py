@@ -56,7 +56,7 @@ class PromptWriter:
         cue: follows the current observation, and is followed by an action.
 
     Raises:
-        ValueError: if the tokenizer cannot write numbers, tell actions apart, or joins pieces.
+        ValueError: if the tokenizer cannot write numbers or distinguish actions, or joins pieces.
     """
 
     def __init__(

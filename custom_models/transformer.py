@@ -83,7 +83,7 @@ def load_gpt2(config: GPT2CriticSettings) -> GPT2Model:
     """A GPT-2 with random weights of the configured size, or a pretrained one from a folder.
 
     Raises:
-        FileNotFoundError: if `config.pretrained` is no folder or name of a base model.
+        FileNotFoundError: if `config.pretrained` is neither a folder nor the name of a base model.
     """
     if config.pretrained is not None:
         return GPT2Model.from_pretrained(

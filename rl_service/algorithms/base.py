@@ -206,7 +206,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         write_state(Path(checkpoint_dir), state)
 
     def _packed_next_samples(self) -> dict[str, Any] | None:
-        """None also if sampling them has failed: what was before it is what one goes on from."""
+        """None also if sampling them has failed: a resumed run starts with the state before it."""
         samples = None if self._next_samples is None else self._next_samples.result_or_none()
         return None if samples is None else pack(samples)
 
@@ -262,5 +262,5 @@ def _check_finite(stats: dict[str, float]) -> None:
     if broken:
         raise TrainingFailedError(
             f"{', '.join(broken)} became NaN or infinite; lower the learning rates or set "
-            f"algorithm.grad_clip, then go on from the last checkpoint with --resume"
+            f"algorithm.grad_clip, then continue from the last checkpoint with --resume"
         )

@@ -79,7 +79,7 @@ class _Graph:
     ) -> None:
         self._inputs = map_columns(minibatch, torch.clone)
         self._graph = torch.cuda.CUDAGraph()
-        with optimizer.preserved():  # the steps to warm up and to record are no learning
+        with optimizer.preserved():  # the steps that warm up and record must not learn
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -195,7 +195,7 @@ class FlatOptimizer(FlatParameters):
         self._fit_groups_to_device()
 
     def _fit_groups_to_device(self) -> None:
-        """On a GPU the learning rate is a tensor, which a recorded step reads anew each time."""
+        """On a GPU the learning rate is a tensor, which a recorded step reads each time."""
         for group in self.optimizer.param_groups:
             group["lr"] = float(group["lr"])
             group["capturable"] = self.vector.is_cuda

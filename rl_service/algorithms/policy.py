@@ -341,7 +341,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             torch.cuda.set_rng_state(state["cuda_rng"])
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        """A column as a tensor on the learner's device; a GPU fetches it while we go on."""
+        """A column as a tensor on the learner's device; a GPU fetches it in the background."""
         column = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type != "cuda":
             return column

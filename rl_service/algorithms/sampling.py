@@ -163,7 +163,7 @@ class BatchSampler:
         if self._has_raised:
             raise TrainingFailedError(
                 f"rollout worker {worker.index} failed: {reason_of(error)}; look for its "
-                f"traceback in the log, then go on from the last checkpoint with --resume"
+                f"traceback in the log, then continue from the last checkpoint with --resume"
             ) from error
         self._has_raised = True
 

@@ -73,7 +73,7 @@ def _read(folder: Path) -> dict[str, Any]:
             f"({type(error).__name__}); resume from an older checkpoint"
         ) from error
     if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
-        raise CheckpointError(f"{path} is no training state of format {STATE_FORMAT}")
+        raise CheckpointError(f"{path} is not a training state of format {STATE_FORMAT}")
     return state
 
 

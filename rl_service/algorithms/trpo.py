@@ -34,7 +34,7 @@ class TRPOPolicy(ActorCriticPolicy):
     algorithm: TRPOSettings
 
     def build_optimizers(self) -> dict[str, FlatOptimizer]:
-        """One for the critic, unless L-BFGS starts anew with each batch; none for the actor."""
+        """Adam for the critic, if it is not fitted by L-BFGS; none for the actor."""
         self._actor_parameters = FlatParameters(self.net.actor)
         if self.algorithm.critic_optimizer == "adam":
             return {"critic": self.build_adam("critic", self.algorithm.critic_lr)}

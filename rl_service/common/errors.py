@@ -77,8 +77,8 @@ class ResourceError(RLServiceError):
 
 
 class TrainingFailedError(Exception):
-    """A run cannot go on although its settings were right; its last checkpoint is whole."""
+    """A run cannot continue although its settings were right; its last checkpoint is whole."""
 
 
 class WorkersLostError(TrainingFailedError):
-    """All rollout workers are lost and none came back; later, with room for some, it can go on."""
+    """All rollout workers are lost and none came back; the run can continue when there is room."""

@@ -169,7 +169,7 @@ def _preset_layer(kind: str, env_id: str, model: str, algorithm: str) -> tuple[L
 def change_settings(
     settings: Settings, *, iterations: int | None, overrides: Sequence[str]
 ) -> LoadedSettings:
-    """Settings of a run that goes on.
+    """Settings of a run that is resumed.
 
     Args:
         settings: of the run so far.
@@ -254,7 +254,7 @@ def _put(layer: Layer, text: str) -> None:
     try:
         value = parse_yaml(raw)
     except yaml.YAMLError as error:
-        raise ValueError("the value is no YAML; put quotes around text") from error
+        raise ValueError("the value is not valid YAML; put quotes around text") from error
     match names:
         case ["env", "kwargs", name]:
             layer.env_kwargs[name] = value

@@ -55,7 +55,7 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {path} cannot be read: {_reason(error)}") from error
     except yaml.YAMLError as error:
         raise SettingsError(
-            f"settings file {path} is no YAML: {one_line(error)}; mend that line"
+            f"settings file {path} is not valid YAML: {one_line(error)}; fix that line"
         ) from error
     if content is None:
         return {}

@@ -40,7 +40,7 @@ class Autoscaler:
 
     Args:
         settings: checked settings, with `max_env_runners`.
-        num_workers: workers at the start; a run that goes on starts with those it had.
+        num_workers: workers at the start; a resumed run starts with those it had.
 
     Raises:
         SettingsError: if a policy of one's own cannot be imported or called.
@@ -79,7 +79,7 @@ class Autoscaler:
         cap = self._settings.max_worker_hours
         if cap is not None and load.worker_hours >= cap:
             spent = f"{load.worker_hours:.3g} of {cap:g} worker-hours are spent"
-            return Proposal(self._least, f"{spent}, {self._least} go on")
+            return Proposal(self._least, f"{spent}, the run continues with {self._least}")
         return self._delayed(load, self._bounded(proposal))
 
     def _bounded(self, proposal: Proposal) -> Proposal:

@@ -91,6 +91,6 @@ def too_many_failures(num_failures: int, limit: int, last: FailedEpisode) -> str
     failed = "1 episode" if num_failures == 1 else f"{num_failures} episodes"
     return (
         f"{failed} failed in {'its' if num_failures == 1 else 'their'} environment, more than "
-        f"env.max_failed_episodes={limit}; the last: {last}; mend the environment or raise the "
-        f"limit, then go on from the last checkpoint with --resume"
+        f"env.max_failed_episodes={limit}; the last: {last}; fix the environment or raise the "
+        f"limit, then continue from the last checkpoint with --resume"
     )

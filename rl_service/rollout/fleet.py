@@ -144,7 +144,7 @@ class Fleet:
         return f"{len(self.ready)} of {self.size} rollout workers are ready after {waited_s:.0f} s"
 
     def stop(self) -> None:
-        """Ends all workers at once, whoever polls; a fleet can be started anew afterwards."""
+        """Ends all workers at once, whoever polls; a fleet can be started again afterwards."""
         with self._lock:
             self._is_running = False
             actors = [each.actor for each in self.ready.values()]
@@ -331,5 +331,5 @@ def all_lost(waited_s: float) -> WorkersLostError:
     return WorkersLostError(
         f"no rollout worker has brought samples home for {waited_s:.0f} s "
         f"(resources.lost_timeout_s); look for the reason in the log, make room on the cluster, "
-        f"then go on with --resume"
+        f"then continue with --resume"
     )

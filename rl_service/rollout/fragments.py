@@ -2,7 +2,7 @@
 
 A *fragment* is what one env yields in one call: its rows lie in time order as
 
-    context rows   up to K-1 earlier steps of the episode that the fragment goes on with
+    context rows   up to K-1 earlier steps of the episode that the fragment continues
     step rows      the sampled steps (`loss_mask` true), possibly of several episodes
     final rows     one after each time limit and one at the fragment's cut: the observation whose
                    value bootstraps the step before it
@@ -225,8 +225,8 @@ class Steps:
 
         Args:
             context: rows that each env's fragment begins with.
-            cut: (C,) envs whose episode goes on after its last step here.
-            obs: (E, O) the observations that it goes on from.
+            cut: (C,) envs whose episode continues after its last step here.
+            obs: (E, O) the observations that it continues from.
 
         Returns:
             The columns, and (E,) the row after each env's last one.
@@ -257,7 +257,7 @@ class Steps:
 
 
 def next_context(columns: Columns, end: int, num_steps: int) -> Columns:
-    """The last steps of an episode that goes on, for the next fragment.
+    """The last steps of an episode that continues, for the next fragment.
 
     Args:
         columns: rows of all fragments.

@@ -213,7 +213,7 @@ class VectorSampler:
         return self._filter(obs)
 
     def state(self) -> dict[str, Any]:
-        """All that is needed to go on from here in another process."""
+        """Everything that another process needs to continue from here."""
         state = {
             "envs": [env.state() for env in self.envs],
             "obs": self._obs,

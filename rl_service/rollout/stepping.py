@@ -1,4 +1,4 @@
-"""Resets and steps environments; what fails in one of them is told and not raised."""
+"""Resets and steps environments; a failure in one of them is returned, not raised."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
     A checkpoint then needs no copy of the simulator: the episode number and the actions since
     its reset bring a deterministic env back to where it was. An env that has raised may be
-    broken: it is made anew for the next episode.
+    broken: it is made again for the next episode.
 
     Args:
         make: makes the environment.

@@ -133,7 +133,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         """The first call of an actor; returns Ray's id of the node that it is on.
 
         Args:
-            state: of a checkpoint, to go on from; None for a new worker.
+            state: from a checkpoint, to continue from; None for a new worker.
         """
         if state is not None:
             self.restore_rollout(state)
@@ -207,7 +207,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         }
 
     def restore_rollout(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_rollout_state` was asked.
+        """Continues where `get_rollout_state` was called.
 
         Args:
             state: that it gave.

@@ -51,7 +51,7 @@ def missing_cpus(
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that new processes can take; None where the system does not tell."""
+    """Memory that new processes can take; None if the system does not say."""
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -239,12 +239,12 @@ def cpus_now() -> float:
 
 
 def coming_cpus() -> float | None:
-    """CPUs of the nodes that the cluster's autoscaler may still bring; None if it does not tell.
+    """CPUs of the nodes that the cluster's autoscaler may still bring; None if it does not say.
 
     A Ray of one's own gets no more nodes. On another cluster only the autoscaler knows; that of
-    `rl-service cluster autoscale` tells, others do not.
+    `rl-service cluster autoscale` says so, others do not.
     """
-    most = cluster_state.get_max_resources_from_cluster_config()  # no public call tells
+    most = cluster_state.get_max_resources_from_cluster_config()  # there is no public call
     if most is not None:
         return max(0.0, float(most.get("CPU", 0.0)) - cpus_now())
     return None if _is_foreign() else 0.0

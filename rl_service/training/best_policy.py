@@ -50,7 +50,7 @@ class BestPolicy:
         return self._keep(result.mean, summary, "evaluation")
 
     def keep_if_better_in_training(self, return_mean: float | None) -> bool:
-        """The same by the training return, where there are no evaluations; None is not kept."""
+        """The same by the training return, for runs without evaluations; None is not kept."""
         if return_mean is None:
             return False
         return self._keep(return_mean, {"episode_return_mean": return_mean}, "training")
@@ -120,7 +120,7 @@ def register_best(
         base_model: folder or name of the language model that it was trained on, if any.
         tracking: may name the registry; else the environment does.
         output_dir: the registry lies in it, beside `checkpoints`, if neither names one.
-        notify: told, in one line, why there is no version.
+        notify: receives one line that says why there is no version.
 
     Returns:
         The version; None if it could not be registered, which ends no run.

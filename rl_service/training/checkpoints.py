@@ -90,7 +90,7 @@ class CheckpointStore:
                 damage = damage or error
                 continue
             if damage is not None:
-                logger.warning("%s; going on from %s", damage, path.name)
+                logger.warning("%s; continuing from %s", damage, path.name)
             return path
         if damage is not None:
             raise damage
@@ -107,7 +107,7 @@ class CheckpointStore:
             if problem:
                 raise CheckpointError(
                     f"checkpoint {path} is damaged: {name} {problem}; "
-                    f"remove that folder to go on from an earlier one"
+                    f"remove that folder to continue from an earlier one"
                 )
 
     def _paths(self) -> list[Path]:
@@ -168,8 +168,8 @@ def _read_manifest(path: Path) -> _Manifest:
         manifest = _Manifest.model_validate_json((path / _MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is no whole checkpoint: its {_MANIFEST} is missing or unreadable; "
-            f"remove that folder to go on from an earlier one"
+            f"{path} is not a complete checkpoint: its {_MANIFEST} is missing or unreadable; "
+            f"remove that folder to continue from an earlier one"
         ) from error
     if manifest.format_version != FORMAT_VERSION:
         raise CheckpointError(

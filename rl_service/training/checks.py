@@ -18,7 +18,7 @@ from rl_service.runtime.machine import available_cpus, available_gpus, missing_c
 
 
 def check_settings(settings: Settings) -> list[str]:
-    """All reasons for which a run with these settings cannot work here, one line each.
+    """Why a run with these settings cannot work here, one line for each reason.
 
     Makes the environment, resets it and takes one step. Where `RAY_ADDRESS` points to a cluster,
     that cluster decides about CPUs and GPUs.
@@ -58,7 +58,7 @@ def _registry_problems(root: str | None) -> list[str]:
 
 
 def check_env(env: EnvSettings) -> list[str]:
-    """The reason for which an environment cannot be used, if there is one."""
+    """Why an environment cannot be used, as a list of at most one line."""
     try:
         try_env(env)
     except EnvError as error:
@@ -67,7 +67,7 @@ def check_env(env: EnvSettings) -> list[str]:
 
 
 def check_output(folder: Path, key: str = "-o/--output-dir") -> list[str]:
-    """The reason for which files cannot be written under a folder, if there is one.
+    """Why files cannot be written under a folder, as a list of at most one line.
 
     Makes nothing: a folder that does not exist yet is judged by its nearest parent that does.
 
@@ -79,9 +79,9 @@ def check_output(folder: Path, key: str = "-o/--output-dir") -> list[str]:
 
 
 def check_folder(folder: Path) -> list[str]:
-    """The reason for which a run cannot go on in its own folder, if there is one."""
+    """Why a run cannot continue in its own folder, as a list of at most one line."""
     return [
-        f"run {problem}; make room or mend its permissions" for problem in _write_problems(folder)
+        f"run {problem}; make room or fix its permissions" for problem in _write_problems(folder)
     ]
 
 

@@ -112,7 +112,7 @@ def evaluate(
         EnvError: if the environment cannot be made, read by this policy, or drawn, or if it
             raises or returns NaN or infinity in an episode.
         OutputError: if the video cannot be written.
-        SettingsError: if there is no episode to play or the seed is negative.
+        SettingsError: if there are no episodes to play or the seed is negative.
     """
     if num_episodes < 1 or seed < 0:
         raise SettingsError(
@@ -266,7 +266,7 @@ class _Episodes:
         where = failure_text(self._seed + episode, int(self._lengths[episode]), error)
         return EnvError(
             f"environment {self._env_id} failed in episode {episode} of the evaluation, {where}; "
-            f"a score needs all episodes: mend the environment"
+            f"a score needs all episodes: fix the environment"
         )
 
     def _draw(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""What a training run tells whoever watches it, and what it returns at the end."""
+"""What a training run reports while it runs, and what it returns at the end."""
 
 from __future__ import annotations
 

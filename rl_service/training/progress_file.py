@@ -1,4 +1,4 @@
-"""`progress.jsonl`: one JSON object per iteration, readable while the run goes on."""
+"""`progress.jsonl`: one JSON object per iteration, readable during the run."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class ProgressFile:
             return dict(json.loads(line))
         except (ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{self.path} line {number} is no JSON object; the file is damaged: "
-                f"remove that line to go on"
+                f"{self.path} line {number} is not a JSON object; the file is damaged: "
+                f"remove that line to continue"
             ) from error
 
     def _whole_bytes(self) -> int:

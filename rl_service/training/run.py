@@ -106,7 +106,7 @@ class Run:
         except SettingsError as error:
             raise CheckpointError(
                 f"run {path} cannot be read: its {_CONFIG} is damaged or from another release "
-                f"({error}); mend that file or start a new run"
+                f"({error}); fix that file or start a new run"
             ) from error
         return cls(path, settings)
 
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """Training states that `--resume` goes on from."""
+        """Training states that `--resume` continues from."""
         return CheckpointStore(self.path / "checkpoints", self.settings.tracking.keep_checkpoints)
 
     def append_progress(self, row: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ def _find(run: str | Path) -> Path:
     if (path / _CONFIG).is_file():
         return path.resolve()
     if path.is_dir():
-        raise CheckpointError(f"{path} is no run: it has no {_CONFIG}; name a folder under runs/")
+        raise CheckpointError(f"{path} is not a run: it has no {_CONFIG}; give one under runs/")
     known = sorted(Path(RUNS_FOLDER).glob(f"*/*/{_CONFIG}"), key=lambda p: p.parent.name)
     for config in known:
         if config.parent.name == str(run):

@@ -76,7 +76,7 @@ class GuardedTracker:
             yield
         except Exception as error:  # of any library: it costs the tracking, never the training
             logger.warning("%s failed", self._name, exc_info=True)
-            self._notify(f"{self._name} is off from here on: {one_line(error)}")
+            self._notify(f"{self._name} is switched off: {one_line(error)}")
             self._tracker = None
 
 
@@ -110,7 +110,7 @@ class TensorBoardTracker:
 def build_trackers(run: Run, settings: Settings, notify: Notify = logger.warning) -> list[Tracker]:
     """The trackers that the settings ask for.
 
-    Call it after a resumed run has rewound its progress: its last row tells where curves go on.
+    Call it after a resumed run has rewound its progress: its last row shows where curves continue.
 
     Args:
         run: a run; its folder receives the trackers' files.

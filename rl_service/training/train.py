@@ -25,7 +25,7 @@ _EVALUATED = "evaluation/episode_return_mean"
 def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainResult:
     """Trains until a stop criterion is met or a signal asks to stop.
 
-    Goes on from the run's latest checkpoint if there is one.
+    Continues from the run's latest checkpoint if there is one.
 
     Before the first iteration a signal interrupts at once (`KeyboardInterrupt`): there is nothing
     to save yet. In an iteration it waits for its end, and in an evaluation it ends that: the
@@ -34,7 +34,7 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
 
     Args:
         settings: of the run; what a resumed run changes is written to its `config.yaml`.
-        observer: told of every step.
+        observer: informed of every step.
         run: the folder that receives everything.
 
     Raises:
@@ -43,7 +43,7 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
         EnvError: if the environment cannot be made.
         OutputError: if a file cannot be written; the last checkpoint stays whole.
         ResourceError: if Ray cannot be reached or has too few CPUs.
-        TrainingFailedError: if training cannot go on.
+        TrainingFailedError: if training cannot continue.
         WorkersLostError: if no rollout worker is left; the state is saved.
     """
     with run.lock():
@@ -75,7 +75,7 @@ class _Training:
         self._told: set[str] = set()  # of episodes that evaluations have cut off
 
     def restore(self, checkpoint: Path) -> None:
-        """Goes on from a checkpoint."""
+        """Continues from a checkpoint."""
         self.trainer.restore(checkpoint)
         self.saved_at = self.trainer.iteration
 
@@ -173,7 +173,7 @@ class _Training:
             self._owes_evaluation = False
             return
         except KeyboardInterrupt:
-            self.observer.on_message("the evaluation was stopped; a resumed run makes it again")
+            self.observer.on_message("the evaluation was stopped; a resumed run repeats it")
             return
         self._owes_evaluation = False
         self._tell_of_cuts(result)

@@ -100,7 +100,7 @@ class Trainer:
             The iteration's numbers, by the keys of `rl_service.common.metrics.METRICS`.
 
         Raises:
-            TrainingFailedError: if training cannot go on.
+            TrainingFailedError: if training cannot continue.
         """
         self.algo.start_workers()
         started = time.perf_counter()
@@ -161,7 +161,7 @@ class Trainer:
         }
 
     def _tell_of_length(self, longest: int) -> None:
-        """Says once that a critic cannot tell apart the last steps of an episode."""
+        """Reports once that the critic cannot distinguish the last steps of an episode."""
         critic = self.settings.model.gpt2_settings
         if critic is None or not 1 < critic.max_timesteps < longest or self._told_of_length:
             return
@@ -203,7 +203,7 @@ class Trainer:
         (folder / _PROGRESS_FILE).write_text(text, encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Goes on from a saved state; what the settings say now holds from here on.
+        """Continues from a saved state; the current settings apply from here on.
 
         Raises:
             CheckpointError: if the state is missing, damaged or of another kind of run.

@@ -52,7 +52,7 @@ def mp4_video(path: Path, env: Env) -> Iterator[AddFrame]:
 
     Args:
         path: File that ends in `.mp4`; an existing one is replaced.
-        env: What will be drawn; its metadata tells the frames per second.
+        env: What will be drawn; its metadata has the frames per second.
 
     Yields:
         A function that draws an env as it stands and appends the picture.

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class WandbTracker:
-    """One W&B run; a resumed run goes on with the same one, whose id the run folder keeps."""
+    """One W&B run; a resumed run continues the same one, whose id the run folder keeps."""
 
     def __init__(self, run: Run, project: str, entity: str | None, notify: Notify) -> None:
         self._run = _start(run, project, entity, notify)

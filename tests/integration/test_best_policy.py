@@ -144,7 +144,7 @@ def test_ctrl_c_ends_an_evaluation_at_once_and_a_resumed_run_makes_it_again(tmp_
     observer = Recorder()
     result = train(settings, observer=observer, run=run)
     assert (result.status, result.iterations) == ("stopped", 1)
-    assert observer.messages == ["the evaluation was stopped; a resumed run makes it again"]
+    assert observer.messages == ["the evaluation was stopped; a resumed run repeats it"]
     assert [_EVALUATED in row for row in run.read_progress()] == [False]
     assert run.checkpoints.latest() is not None
 

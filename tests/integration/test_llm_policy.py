@@ -306,7 +306,7 @@ def test_folders_that_are_no_language_model_are_refused_before_anything_starts(
     )
     assert "the tokenizer in" in problem(lambda own: (own / "tokenizer.json").write_text("{}"))
     assert "cannot be read" in problem(lambda own: (own / "config.json").write_text("{"))
-    assert "which is no causal language model" in problem(
+    assert "which is not a causal language model" in problem(
         lambda own: (own / "config.json").write_text('{"model_type": "vit"}')
     )
 

@@ -213,7 +213,7 @@ def test_an_environment_that_always_raises_fails_the_run_with_its_own_words(
     settings = small_settings(env=f"{__name__}:Breaking", workers=workers, output_dir=tmp_path)
     match = (
         rf"^101 episodes failed .*env\.max_failed_episodes=100; the last: rollout worker "
-        rf"{workers}, env [01], reset\(seed=\d+\), step 20: RuntimeError: the motor is stuck; mend"
+        rf"{workers}, env [01], reset\(seed=\d+\), step 20: RuntimeError: the motor is stuck; fix"
     )
     with pytest.raises(TrainingFailedError, match=match):
         train(settings, observer=Recorder(), run=Run.create(settings, command=[]))

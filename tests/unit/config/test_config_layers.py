@@ -120,7 +120,7 @@ def test_a_shipped_file_is_found_by_its_name() -> None:
     ("text", "reason"),
     [
         ("- a\n", "expected groups such as `algorithm:`, got list"),
-        ("a: [1\n", "is no YAML"),
+        ("a: [1\n", "is not valid YAML"),
         ("seed: 1\nseed: 2\n", "key seed is given twice"),
         ("algorithm: {gamma: 0.9, gamma: 0.8}\n", "key gamma is given twice"),
         ("env: LunarLander-v3\n", "env='LunarLander-v3' (from "),

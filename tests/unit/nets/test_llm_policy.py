@@ -287,7 +287,7 @@ def test_the_seeds_head_starts_near_zero_with_unit_deviation() -> None:
     ("changes", "words"),
     [
         ({"action_scoring": "tokens"}, "nothing would learn"),
-        ({"num_layers": 2}, "model.pretrained, which is not given"),
+        ({"num_layers": 2}, "needs model.pretrained; set that, too"),
         ({"pretrained": "x", "tokenizer": "y"}, "its own tokenizer"),
         ({"n_embd": 15}, "not divisible"),
         ({"action_names": ("left", "left ", "right")}, "names that are empty or equal"),

@@ -103,7 +103,7 @@ def test_spent_worker_hours_leave_the_minimum_at_once() -> None:
     assert scaler.decide(asking(8, worker_hours=1.99)).num_workers == 8
     assert scaler.decide(asking(8, worker_hours=2.0)) == (
         1,
-        "8 to 1: 2 of 2 worker-hours are spent, 1 go on",
+        "8 to 1: 2 of 2 worker-hours are spent, the run continues with 1",
     )
 
 

@@ -323,7 +323,7 @@ def test_an_env_that_always_fails_ends_the_call(step: int, what: str) -> None:
     assert str(caught.value) == (
         f"3 episodes failed in their environment, more than env.max_failed_episodes=2; the last: "
         f"rollout worker 1, env 0, reset(seed={seed_of(0, 2)}), step {step}: {ERRORS[what]}; "
-        f"mend the environment or raise the limit, then go on from the last checkpoint with "
+        f"fix the environment or raise the limit, then continue from the last checkpoint with "
         f"--resume"
     )
 

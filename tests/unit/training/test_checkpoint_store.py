@@ -134,7 +134,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_an_older_whole_one(
     damage(save(store, 2), how)
     with caplog.at_level(logging.WARNING):
         assert store.latest() == older
-    assert "going on from iteration_000001" in caplog.text
+    assert "continuing from iteration_000001" in caplog.text
 
 
 def test_without_any_whole_checkpoint_the_newest_damage_is_an_error(store: CheckpointStore) -> None:

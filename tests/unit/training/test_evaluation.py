@@ -214,5 +214,5 @@ def test_an_environment_that_fails_is_told_with_the_episode_and_its_step(
         evaluate(cartpole, env, num_episodes=6, seed=5)
     assert str(caught.value) == (
         f"environment {env.id} failed in episode 3 of the evaluation, reset(seed=8), {problem}; "
-        f"a score needs all episodes: mend the environment"
+        f"a score needs all episodes: fix the environment"
     )

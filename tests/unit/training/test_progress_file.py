@@ -78,5 +78,5 @@ def test_rewinding_to_the_start_leaves_no_rows(progress: ProgressFile) -> None:
 
 def test_a_damaged_line_is_named_by_its_number(progress: ProgressFile) -> None:
     progress.path.write_text('{"training_iteration": 1}\n{"training_it\n')
-    with pytest.raises(CheckpointError, match=r"progress\.jsonl line 2 is no JSON object"):
+    with pytest.raises(CheckpointError, match=r"progress\.jsonl line 2 is not a JSON object"):
         progress.read()

@@ -115,7 +115,7 @@ def test_an_output_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no run: it has no config\.yaml"):
+    with pytest.raises(CheckpointError, match=r"is not a run: it has no config\.yaml"):
         Run.open(tmp_path)
 
 

@@ -60,7 +60,7 @@ def test_a_damaged_line_is_named(write_run: WriteRun) -> None:
     run = write_run(1.0)
     with (run.path / "progress.jsonl").open("a") as file:
         file.write("{\n")
-    with pytest.raises(CheckpointError, match=r"progress\.jsonl line 2 is no JSON object"):
+    with pytest.raises(CheckpointError, match=r"progress\.jsonl line 2 is not a JSON object"):
         seeds(run.path)
 
 

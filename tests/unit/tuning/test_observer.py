@@ -20,7 +20,7 @@ def test_each_kind_of_line_is_told_for_the_first_trial(
     def build(run: Any, settings: Any, notify: Any) -> list[Any]:
         notify(f"Weights & Biases run: https://wandb.example/{run.path.name}")
         if run.path.name == "trial_b":
-            notify("TensorBoard is off from here on: the disk is full")
+            notify("TensorBoard is switched off: the disk is full")
         return []
 
     monkeypatch.setattr(observer, "build_trackers", build)
@@ -31,5 +31,5 @@ def test_each_kind_of_line_is_told_for_the_first_trial(
         trackers.log(view, {SCORE: 1.0, ENV_STEPS: 1})
     assert told == [
         "Weights & Biases run: https://wandb.example/trial_a",
-        "TensorBoard is off from here on: the disk is full",
+        "TensorBoard is switched off: the disk is full",
     ]
