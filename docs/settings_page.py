@@ -37,8 +37,11 @@ rl-service train --config my.yaml --set env.id=CartPole-v1 --set 'model.hidden_s
 
 Later sources override earlier ones: defaults, the preset of the environment, model and algorithm
 (if there is one in [tune_configs](../tune_configs)), the file of `--config`, flags such as `-ne`,
-`--set`. Each run writes its resolved settings to its `config.yaml`. The keys of `model` and
-`algorithm` depend on their `name`. Unknown keys and values out of range are refused.
+`--set`. Each run writes its resolved settings to its `config.yaml`. Unknown keys and values out of
+range are refused.
+
+The keys of `model` and `algorithm` depend on their `name`, which may also be `module:Class` for one
+of your own: [extending.md](extending.md).
 """
 TUNING = """## The tuning file
 
@@ -118,7 +121,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(annotation: Any, metadata: list[Any]) -> str:
-    """Type and bounds, such as `integer > 0, or none`."""
+    """Type and bounds, such as `integer > 0, or null`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _values(arguments[0], arguments[1].metadata)

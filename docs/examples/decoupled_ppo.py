@@ -1,8 +1,8 @@
-"""An algorithm of your own: PPO whose actor and critic have a λ each.
+"""Your own algorithm: PPO with separate λ for actor and critic.
 
 rl-service train -m gpt2_critic -a docs.examples.decoupled_ppo:DecoupledPPO -e CartPole-v1
 
-The critic learns from the whole return (λ = 1, no bias), the actor from advantages of less
+The critic learns from the whole return (λ = 1, no bias), the actor from advantages with less
 variance. The idea is from arXiv 2503.01491, "decoupled GAE".
 """
 
@@ -32,7 +32,7 @@ class DecoupledPPO(PPOSettings):
 
 
 class Policy(PPOPolicy):
-    """PPO, but for the advantages."""
+    """PPO, except for the advantages."""
 
     algorithm: DecoupledPPO
 

@@ -1,9 +1,9 @@
-"""A model of your own: a GPT-2 critic that also reads past rewards.
+"""Your own model: a GPT-2 critic that also reads past rewards.
 
 rl-service train -m docs.examples.reward_critic:RewardCritic -e CartPole-v1
 
-The settings class is the model's name; it says which class builds actor and critic. Here both
-stand in one file. In two files, settings are checked without waiting for torch.
+The settings class is the model's name, and it names the class that builds actor and critic. Here
+both are in one file. In two files, settings are checked without waiting for torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RewardCriticNet(GPT2CriticNet):
     @classmethod
     def build_critic(
         cls,
-        config: RewardCritic,  # type: ignore[override]  # it is given this kind's settings
+        config: RewardCritic,  # type: ignore[override]  # it gets this kind's settings
         observation_size: int,
         action_spec: ActionSpec,
         feature_size: int,
