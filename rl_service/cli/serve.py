@@ -105,8 +105,8 @@ def _replicas(text: str) -> tuple[int, int]:
     least, most = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
     if not 0 < least <= most:
         raise SettingsError(
-            f"--replicas {text} is no number of replicas; give one, or the least and the most, as "
-            f"in 1:4"
+            f"--replicas {text} is not a number of replicas; give one, or the least and the most, "
+            f"as in 1:4"
         )
     return least, most
 
@@ -115,7 +115,7 @@ def _share(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]+)?)%?", text, re.ASCII)
     percent = -1.0 if match is None else float(match[1])
     if not 0.0 <= percent <= 100.0:
-        raise SettingsError(f"--canary {text} is no share; give a percentage, as in 10%")
+        raise SettingsError(f"--canary {text} is not a share; give a percentage, as in 10%")
     return percent / 100.0
 
 

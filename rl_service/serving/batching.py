@@ -25,8 +25,8 @@ class _Item(NamedTuple):
 class Batcher:
     """Answers requests of one policy, as many at once as there are.
 
-    It waits for nobody: a net that is idle takes what is there at the end of the event loop's
-    turn, and what arrives while it is busy goes together the next time.
+    No request waits for others to come: an idle net takes what is there at the end of the event
+    loop's turn, and what arrives while it is busy goes together the next time.
 
     Args:
         policy: what answers.

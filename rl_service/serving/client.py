@@ -25,9 +25,9 @@ import numpy.typing as npt
 from rl_service.serving.replies import (
     Action,
     ActionBatch,
-    Outcome,
     PolicyServiceError,
-    attempts,
+    Request,
+    Retries,
     read_action,
     read_action_batch,
 )
@@ -51,7 +51,7 @@ Read = Callable[[dict[str, Any]], Any]
 
 
 class _Client(Generic[ActionT, BatchT, PoliciesT]):
-    """What can be asked, whoever waits for the reply; arguments as of `PolicyClient`."""
+    """The requests that both clients share; arguments as of `PolicyClient`."""
 
     _http_client: type[Any]
 
@@ -70,15 +70,13 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
         )
         self._patience_s = patience_s
 
-    def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, read: Read
-    ) -> Any:
+    def _send(self, request: Request, read: Read) -> Any:
         """Sends a request, again if that may help, and reads the reply."""
         raise NotImplementedError
 
     def policies(self) -> PoliciesT:
         """What is served: spaces, versions, scores."""
-        return self._send("GET", "/v1/policies", read=lambda reply: reply["policies"])  # type: ignore[no-any-return]
+        return self._send(_request("GET", "/v1/policies"), lambda reply: reply["policies"])  # type: ignore[no-any-return]
 
     def act(
         self,
@@ -103,8 +101,8 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
             PolicyServiceError: if the service refuses it or does not answer in time, or if a number
                 is not finite.
         """
-        body = _act_body("observation", observation, deterministic, history, value)
-        return self._send("POST", _act_path(policy), body, read=read_action)  # type: ignore[no-any-return]
+        request = _act(policy, "observation", observation, deterministic, history, value)
+        return self._send(request, read_action)  # type: ignore[no-any-return]
 
     def act_batch(
         self,
@@ -116,8 +114,8 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
         value: bool = False,
     ) -> BatchT:
         """Actions at B observations; `history` is a list, one for each."""
-        body = _act_body("observations", observations, deterministic, history, value)
-        return self._send("POST", _act_path(policy), body, read=read_action_batch)  # type: ignore[no-any-return]
+        request = _act(policy, "observations", observations, deterministic, history, value)
+        return self._send(request, read_action_batch)  # type: ignore[no-any-return]
 
 
 class _Session(Generic[ActionT]):
@@ -138,22 +136,21 @@ class _Session(Generic[ActionT]):
         deterministic: bool = True,
     ) -> ActionT:
         """The action at the next step; `reward` is that of the step before."""
-        body = _act_body("observation", observation, deterministic)
+        body = {"observation": np.asarray(observation).tolist(), "deterministic": deterministic}
         if reward is not None:
             body["reward"] = float(reward)
-        return self._client._send("POST", f"{self._path}/act", body, read=read_action)  # type: ignore[no-any-return]
+        return self._client._send(_request("POST", f"{self._path}/act", body), read_action)  # type: ignore[no-any-return]
 
     @property
     def _path(self) -> str:
         return f"/v1/sessions/{quote(self.id, safe='')}"
 
     def _open(self) -> Any:
-        return self._client._send(
-            "POST", "/v1/sessions", self._wanted, read=lambda reply: reply["session"]
-        )
+        request = _request("POST", "/v1/sessions", self._wanted)
+        return self._client._send(request, lambda reply: reply["session"])
 
     def _end(self) -> Any:
-        return self._client._send("DELETE", self._path, read=lambda reply: None)
+        return self._client._send(_request("DELETE", self._path), lambda _: None)
 
 
 class PolicyClient(_Client[Action, ActionBatch, list[dict[str, Any]]]):
@@ -188,23 +185,17 @@ class PolicyClient(_Client[Action, ActionBatch, list[dict[str, Any]]]):
         """
         return Session(self, policy, value)
 
-    def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, read: Read
-    ) -> Any:
-        request = _request(method, path, body)
-        waits = attempts(request, self._patience_s)
-        pause_s = next(waits)
-        outcome: Outcome
+    def _send(self, request: Request, read: Read) -> Any:
+        retries = Retries(request, self._patience_s)
         while True:
-            time.sleep(pause_s)
             try:
-                outcome = self._http.request(**request)
+                reply = self._http.request(**request)
+                if reply.is_success:
+                    return read(reply.json())
+                pause_s = retries.pause_s(reply)
             except httpx.TransportError as error:
-                outcome = error
-            try:
-                pause_s = waits.send(outcome)
-            except StopIteration as done:
-                return read(done.value)
+                pause_s = retries.pause_s(error)
+            time.sleep(pause_s)
 
 
 class Session(_Session[Action]):
@@ -250,23 +241,17 @@ class AsyncPolicyClient(
         """See `PolicyClient`; it is opened by `async with`."""
         return AsyncSession(self, policy, value)
 
-    async def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, read: Read
-    ) -> Any:
-        request = _request(method, path, body)
-        waits = attempts(request, self._patience_s)
-        pause_s = next(waits)
-        outcome: Outcome
+    async def _send(self, request: Request, read: Read) -> Any:
+        retries = Retries(request, self._patience_s)
         while True:
-            await asyncio.sleep(pause_s)
             try:
-                outcome = await self._http.request(**request)
+                reply = await self._http.request(**request)
+                if reply.is_success:
+                    return read(reply.json())
+                pause_s = retries.pause_s(reply)
             except httpx.TransportError as error:
-                outcome = error
-            try:
-                pause_s = waits.send(outcome)
-            except StopIteration as done:
-                return read(done.value)
+                pause_s = retries.pause_s(error)
+            await asyncio.sleep(pause_s)
 
 
 class AsyncSession(_Session[Awaitable[Action]]):
@@ -284,27 +269,24 @@ class AsyncSession(_Session[Awaitable[Action]]):
                 raise
 
 
-def _act_path(policy: str) -> str:
-    return f"/v1/policies/{quote(policy, safe=':')}/act"
-
-
-def _act_body(
+def _act(
+    policy: str,
     key: str,
     observations: npt.ArrayLike,
     deterministic: bool,
-    history: Any = None,
-    value: bool = False,
-) -> dict[str, Any]:
-    """The body; `key` is `observation`, or `observations` of a batch."""
+    history: Any,
+    value: bool,
+) -> Request:
+    """Asks for actions; `key` is `observation`, or `observations` of a batch."""
     body = {key: np.asarray(observations).tolist(), "deterministic": deterministic}
     if value:
         body["value"] = True
     if history is not None:
         body["history"] = history
-    return body
+    return _request("POST", f"/v1/policies/{quote(policy, safe=':')}/act", body)
 
 
-def _request(method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _request(method: str, path: str, body: dict[str, Any] | None = None) -> Request:
     """Arguments of `request` of httpx's clients, with one id for all attempts: a step counts once.
 
     Raises:

@@ -5,20 +5,22 @@ The pages load nothing from elsewhere: one to try a policy, one with the routes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from rl_service import __version__
 from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
-from rl_service.serving.inputs import LARGEST, OpenSession
+from rl_service.serving.inputs import OpenSession, numbers
 from rl_service.serving.loading import Loaded
 
 Schema = dict[str, Any]
+_JSON = "application/json"
 _ERROR_STATUSES = {
-    "400": "The body is no JSON.",
+    "400": "The body is not JSON.",
     "401": "A token is needed.",
     "404": "No such policy, version or session.",
     "408": "The body did not arrive in time.",
@@ -46,61 +48,50 @@ def openapi_document(policies: Sequence[Loaded], needs_token: bool) -> Schema:
     """Made from the schemas that read the bodies, so that clients see each policy's sizes."""
     examples = [{"observation": example_observation(each.policy.spec)} for each in policies]
     names = [policy.name for policy in policies]
-    name = _parameter("name", examples=[*names, f"{names[0]}:{policies[0].version}"])
-    session = _parameter("session")
     acts = [_act_schema(policy.act_body) for policy in policies]
     steps = [_schema(policy.session_act_body) for policy in policies]
     replies = [_reply_schema(policy) for policy in policies]
     opening = _schema(OpenSession)
     opening["properties"]["policy"]["examples"] = names
-    paths: Schema = {
-        "/healthz": {"get": _operation("Whether the service answers", _object("status"))},
-        "/readyz": {"get": _operation("Whether it may take traffic", _object("status"))},
-        "/metrics": {"get": _operation("Prometheus metrics", None)},
-        "/v1/policies": {"get": _operation("The served policies", _object("policies"))},
-        "/v1/policies/{name}": {
-            "get": _operation("One policy", _object("policy", "version"), name)
-        },
-        "/v1/policies/{name}/act": {
-            "post": _operation(
-                "Actions for one observation or a batch, by the policy in the path",
-                {"anyOf": replies},
-                name,
-                {"anyOf": acts},
-                examples[0],
-            )
-        },
+    closed = _object("policy", "num_steps", "episode_return")
+    operations = {
+        "GET /healthz": _operation("Whether the service answers", _object("status")),
+        "GET /readyz": _operation("Whether it may take traffic", _object("status")),
+        "GET /metrics": _operation("Prometheus metrics", None),
+        "GET /v1/policies": _operation("The served policies", _object("policies")),
+        "GET /v1/policies/{name}": _operation("One policy", _object("policy", "version")),
+        "POST /v1/policies/{name}/act": _operation(
+            "Actions for one observation or a batch, by the policy in the path",
+            {"anyOf": replies},
+            {"anyOf": acts},
+            examples[0],
+        ),
+        "POST /v1/sessions": _operation(
+            "Opens a session: the service remembers the episode",
+            _object("session", "policy", "version"),
+            opening,
+            {"policy": names[0]},
+        ),
+        "POST /v1/sessions/{session}/act": _operation(
+            "The next step of a session", {"anyOf": replies}, {"anyOf": steps}, examples[0]
+        ),
+        "DELETE /v1/sessions/{session}": _operation("Closes a session", closed),
     }
     for policy, act, reply, example in zip(policies, acts, replies, examples, strict=True):
         summary = f"Actions of {policy.name} ({policy.policy.spec.env.id})"
-        paths[f"/v1/policies/{policy.name}/act"] = {
-            "post": _operation(summary, reply, [], act, example)
-        }
-    paths |= {
-        "/v1/sessions": {
-            "post": _operation(
-                "Opens a session: the service remembers the episode",
-                _object("session", "policy", "version"),
-                [],
-                opening,
-                {"policy": names[0]},
-            )
-        },
-        "/v1/sessions/{session}/act": {
-            "post": _operation(
-                "The next step of a session",
-                {"anyOf": replies},
-                session,
-                {"anyOf": steps},
-                examples[0],
-            )
-        },
-        "/v1/sessions/{session}": {
-            "delete": _operation(
-                "Closes a session", _object("policy", "num_steps", "episode_return"), session
-            )
-        },
-    }
+        operations[f"POST /v1/policies/{policy.name}/act"] = _operation(
+            summary, reply, act, example
+        )
+    some = {"name": [*names, f"{names[0]}:{policies[0].version}"]}
+    paths: Schema = {}
+    for key, operation in operations.items():
+        method, path = key.split()
+        for parameter in re.findall(r"{(\w+)}", path):
+            schema = _TEXT | ({"examples": some[parameter]} if parameter in some else {})
+            operation["parameters"] = [
+                {"name": parameter, "in": "path", "required": True, "schema": schema}
+            ]
+        paths.setdefault(path, {})[method.lower()] = operation
     document: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "rl-service", "version": __version__},
@@ -121,36 +112,18 @@ def example_observation(spec: PolicySpec) -> Any:
 
 
 def _operation(
-    summary: str,
-    reply: Schema | None,
-    parameters: Sequence[Schema] = (),
-    body: Schema | None = None,
-    example: Any = None,
+    summary: str, reply: Schema | None, body: Schema | None = None, example: Any = None
 ) -> Schema:
-    content = (
-        {"text/plain": {"schema": _TEXT}}
-        if reply is None
-        else {"application/json": {"schema": reply}}
-    )
-    responses: Schema = {"200": {"description": "Done.", "content": content}}
+    done = {"text/plain": {"schema": _TEXT}} if reply is None else {_JSON: {"schema": reply}}
+    responses: Schema = {"200": {"description": "Done.", "content": done}}
     for status, meaning in _ERROR_STATUSES.items():
-        responses[status] = {
-            "description": meaning,
-            "content": {"application/json": {"schema": _ERROR_SCHEMA}},
-        }
+        content = {_JSON: {"schema": _ERROR_SCHEMA}}
+        responses[status] = {"description": meaning, "content": content}
     operation: Schema = {"summary": summary, "responses": responses}
-    if parameters:
-        operation["parameters"] = list(parameters)
     if body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": body, "example": example}},
-        }
+        content = {_JSON: {"schema": body, "example": example}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
-
-
-def _parameter(name: str, **more: Any) -> list[Schema]:
-    return [{"name": name, "in": "path", "required": True, "schema": _TEXT | more}]
 
 
 def _object(*required: str) -> Schema:
@@ -179,18 +152,22 @@ def _act_schema(act_body: type[BaseModel]) -> Schema:
     schema = _schema(act_body)
     properties = schema["properties"]
     one, many, null = properties["history"]["anyOf"]
-    kinds = []
-    for given, other, history in (
-        ("observation", "observations", one),
-        ("observations", "observation", many),
-    ):
-        own = {
-            given: properties[given]["anyOf"][0],
-            other: null,
-            "history": {"anyOf": [history, null]},
-        }
-        kinds.append(schema | {"properties": properties | own, "required": [given]})
-    return {"oneOf": kinds}
+    kinds = [("observation", "observations", one), ("observations", "observation", many)]
+    return {
+        "oneOf": [
+            schema
+            | {
+                "properties": properties
+                | {
+                    given: properties[given]["anyOf"][0],
+                    other: null,
+                    "history": {"anyOf": [history, null]},
+                },
+                "required": [given],
+            }
+            for given, other, history in kinds
+        ]
+    }
 
 
 def _reply_schema(loaded: Loaded) -> Schema:
@@ -215,10 +192,7 @@ def _reply_schema(loaded: Loaded) -> Schema:
 def _space(space: BoxSpec | DiscreteSpec) -> Schema:
     if isinstance(space, DiscreteSpec):
         return {"type": "integer", "minimum": space.start, "maximum": space.start + space.n - 1}
-    schema: Schema = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
-    for size in reversed(space.shape):
-        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
-    return schema
+    return TypeAdapter(numbers(space.shape)).json_schema()
 
 
 _STYLE = """

@@ -30,7 +30,7 @@ _OF_SERVE = {
     b"x-request-timeout-seconds",
     b"x-session-id",
 }
-"""What clients have no say in; Serve would also fail at bytes in them that are no UTF-8."""
+"""Headers that clients may not set; Serve also fails on bytes in them that are not UTF-8."""
 
 
 def middlewares() -> list[Middleware]:

@@ -25,12 +25,12 @@ _LOOPBACK = "127.0.0.1"
 _OWN_PAGES = ("frontend prometheus", "listen stats")
 _PR_SET_PDEATHSIG = 1
 ERRORS = {
-    400: ("bad_request", "this is no HTTP request"),
+    400: ("bad_request", "this is not an HTTP request"),
     408: ("request_timeout", f"the request did not arrive within {HEAD_TIMEOUT_S} s"),
     500: ("proxy_error", "the proxy has failed"),
-    502: ("replica_lost", "the replica ended before it had answered; come again"),
-    503: ("unavailable", "no replica can be reached; come again"),
-    504: ("replica_timeout", "no replica has answered in time; come again"),
+    502: ("replica_lost", "the replica ended before it had answered; try again"),
+    503: ("unavailable", "no replica can be reached; try again"),
+    504: ("replica_timeout", "no replica has answered in time; try again"),
 }
 
 
@@ -108,7 +108,7 @@ _DEFAULTS = (
 _WITHOUT_APPLICATION = (
     f"    http-request return {_answer(400, *ERRORS[400])} if !{{ path_beg / }}",
     "    http-request return "
-    + _answer(503, "starting", "no policy is served yet, or none any more; come again"),
+    + _answer(503, "starting", "no policy is served yet, or none any more; try again"),
 )
 
 

@@ -19,9 +19,9 @@ from rl_service.common.text import one_line
 from rl_service.config.group import PositiveFloat, PositiveInt
 from rl_service.serving.refusals import RequestError
 
-LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = float(np.finfo(np.float32).max)
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Number = Annotated[Finite, Field(json_schema_extra={"minimum": -LARGEST, "maximum": LARGEST})]
+Number = Annotated[Finite, Field(json_schema_extra={"minimum": -_LARGEST, "maximum": _LARGEST})]
 _SHOWN_CHARACTERS = 300
 _MOST = {b":": ("keys", 20_000), b"[": ("lists", 100_000), b",": ("values", 500_000)}
 """Limits of a body, checked by counting these bytes. Parsing holds the replica's event loop: a body
@@ -80,7 +80,7 @@ def act_body(
         action_spec: the actions of the policy, whose units a history has.
         max_batch_size: observations in one request.
     """
-    obs, action = _numbers(obs_shape), _policy_action(action_spec)
+    obs, action = numbers(obs_shape), _policy_action(action_spec)
     history = create_model(
         "History", __base__=Body, observations=(_list(obs), ...), actions=(_list(action), ...)
     )
@@ -104,13 +104,13 @@ def session_act_body(obs_shape: tuple[int, ...]) -> type[Body]:
     return create_model(
         "SessionAct",
         __base__=Body,
-        observation=(_numbers(obs_shape), ...),
+        observation=(numbers(obs_shape), ...),
         reward=(reward, None),
         deterministic=(bool, True),
     )
 
 
-def _numbers(shape: tuple[int, ...]) -> Any:
+def numbers(shape: tuple[int, ...]) -> Any:
     """Lists of numbers, one level for each size; a number for an empty shape."""
     kind: Any = Number
     for size in reversed(shape):
@@ -124,7 +124,7 @@ def _list(kind: Any, **documented: Any) -> Any:
 
 def _policy_action(spec: ActionSpec) -> Any:
     if spec.kind == "box":
-        return _numbers((spec.size,))
+        return numbers((spec.size,))
     schema = {"type": "integer", "minimum": 0, "maximum": spec.size - 1}
     return Annotated[Number, WithJsonSchema(schema)]
 
@@ -138,7 +138,7 @@ def read_body(schema: type[Any], body: bytes, expected: str) -> Any:
         expected: says in words what it should hold.
 
     Raises:
-        RequestError: 400 if it is no JSON, 422 if it holds something else.
+        RequestError: 400 if it is not JSON, 422 if it holds something else.
     """
     for sign, (what, most) in _MOST.items():
         if body.count(sign) > most:
@@ -150,7 +150,7 @@ def read_body(schema: type[Any], body: bytes, expected: str) -> Any:
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message = one_line(problem["msg"])[:_SHOWN_CHARACTERS]
     if problem["type"] == "json_invalid":
-        raise RequestError(400, "invalid_json", f"the body is no JSON: {message}; send {expected}")
+        raise RequestError(400, "invalid_json", f"the body is not JSON: {message}; send {expected}")
     where = ".".join(str(part) for part in problem["loc"][:4])[:_SHOWN_CHARACTERS] or "body"
     raise RequestError(422, "invalid_request", one_line(f"{where}: {message}; expected {expected}"))
 
@@ -171,7 +171,7 @@ def as_array(rows: list[Any], shape: tuple[int, ...], what: str) -> FloatArray:
     if array.shape != (len(rows), *shape):
         found = list(array.shape[1:])
         raise RequestError(422, "wrong_shape", f"{what} have shape {found}; expected {expected}")
-    if array.size and np.abs(array).max() > LARGEST:
+    if array.size and np.abs(array).max() > _LARGEST:
         raise RequestError(
             422, "not_finite", f"{what} hold numbers beyond the range of float32; send finite ones"
         )
@@ -227,7 +227,7 @@ def episode(
     action_spec: ActionSpec,
     num_earlier: int,
 ) -> History:
-    """The history of one observation (O,) after steps (N, O) and (N, A), of which the last count.
+    """The history of one observation, from the last K-1 of the steps before it.
 
     Args:
         earlier_obs: (N, O).

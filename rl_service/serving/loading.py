@@ -14,7 +14,7 @@ import numpy as np
 
 from custom_models.history import History
 from custom_models.spaces import FloatArray
-from rl_service.common.errors import BundleError
+from rl_service.common.errors import BundleError, RegistryError
 from rl_service.policies.bundle import BundledPolicy, load_bundle
 from rl_service.policies.runner import CriticRunner, critic_of
 from rl_service.serving.batching import Batcher
@@ -30,7 +30,7 @@ Recall = Callable[[int], History | None]
 """Gives a version the K-1 steps before each observation; None if there are none, or K is 1."""
 
 _PROBE_INTERVAL_S = 2.0
-"""So that nobody keeps a replica busy by asking for its health."""
+"""Asking for its health more often costs a replica nothing."""
 _PROBE_WAIT_S = 0.02
 """A net that is busy for longer is in good health, unless ..."""
 _STUCK_S = 120.0
@@ -98,7 +98,8 @@ class Loader:
         """A version, loaded now if it was not; the least recently used one makes room.
 
         Raises:
-            RLServiceError: if it cannot be loaded, or does not pass its checks.
+            RegistryError: if it cannot be read now.
+            BundleError: if it does not pass its checks.
         """
         key = (source.name, version)
         loaded = self._loaded.get(key)
@@ -183,15 +184,13 @@ class Loader:
             BundleError: if an answer is not finite, or none came for minutes.
         """
         now = time.monotonic()
-        probes = []
         for loaded in self._loaded.values():
             if loaded.probe is None and now - loaded.batcher.last_pass_at > _PROBE_INTERVAL_S:
                 loaded.probe, loaded.probed_at = asyncio.create_task(_probe(loaded)), now
-            if loaded.probe is not None:
-                probes.append((loaded, loaded.probe))
+        probes = {each.probe: each for each in self._loaded.values() if each.probe is not None}
         if probes:
-            await asyncio.wait([probe for _, probe in probes], timeout=_PROBE_WAIT_S)
-        for loaded, probe in probes:
+            await asyncio.wait(probes, timeout=_PROBE_WAIT_S)
+        for probe, loaded in probes.items():
             if probe.done():
                 loaded.probe = None
                 await probe
@@ -207,7 +206,14 @@ class Loader:
         return await loop.run_in_executor(self._files, function, *arguments)
 
     async def _load(self, source: PolicySource, version: int) -> Loaded:
-        policy = await self.in_thread(lambda: load_bundle(source.fetch(version), source.base_model))
+        try:
+            policy = await self.in_thread(
+                lambda: load_bundle(source.fetch(version), source.base_model)
+            )
+        except BundleError as error:
+            if isinstance(error.__cause__, OSError):  # the file system failed, not the bundle
+                raise RegistryError(str(error)) from error
+            raise
         takes_long = policy.spec.model.has_language_model
         num_weights = sum(p.numel() for p in policy.actor.parameters())
         shape = policy.observation_shape
@@ -237,11 +243,6 @@ class Loader:
             if version not in self.in_use.get(name, ()):
                 return name, version
         return next(iter(self._loaded))
-
-
-def cannot_be_read_now(error: BundleError) -> bool:
-    """Whether the file system failed, and not the bundle."""
-    return isinstance(error.__cause__, OSError)
 
 
 async def _probe(loaded: Loaded) -> None:

@@ -1,14 +1,12 @@
 """What the service answers to Python clients: actions or an error, and when to ask again.
 
-Nothing here opens a connection or waits: a client reports the outcome of each attempt to
-`attempts`, and waits as long as that says.
+Nothing here opens a connection or waits.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import httpx
@@ -19,7 +17,8 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 _TRY_AGAIN = frozenset({429, 500, 502, 503, 504})
 """500 is what the proxy says while a replica that died is replaced."""
 _OF_PROXY = "proxy_error"
-Outcome = httpx.Response | httpx.TransportError
+Request = dict[str, Any]
+"""Arguments of `request` of httpx's clients."""
 
 
 class Action(NamedTuple):
@@ -67,28 +66,37 @@ class PolicyServiceError(Exception):
         self.status, self.code, self.request_id = status, code, request_id
 
 
-def attempts(
-    request: dict[str, Any], patience_s: float
-) -> Generator[float, Outcome, dict[str, Any]]:
-    """Takes the outcome of each attempt, yields the wait before the next, ends with the reply.
+class Retries:
+    """When to send a request again.
 
-    Raises:
-        PolicyServiceError: if the service refuses the request, or patience is at its end.
+    Args:
+        request: for messages.
+        patience_s: in all.
     """
-    deadline = time.monotonic() + patience_s
-    wait_s = _FIRST_WAIT_S
-    outcome = yield 0.0
-    while not (isinstance(outcome, httpx.Response) and outcome.is_success):
-        error, hint_s = _problem(outcome, request)
-        pause_s = max(hint_s, wait_s * random.uniform(0.5, 1.0))  # so that clients spread out
-        if time.monotonic() + pause_s > deadline:
+
+    def __init__(self, request: Request, patience_s: float) -> None:
+        self._request = request
+        self._deadline = time.monotonic() + patience_s
+        self._wait_s = _FIRST_WAIT_S
+
+    def pause_s(self, outcome: httpx.Response | httpx.TransportError) -> float:
+        """The wait before the next attempt, after one that failed.
+
+        Raises:
+            PolicyServiceError: if the service refuses the request, or patience is at its end.
+        """
+        error, hint_s = _problem(outcome, self._request)
+        # Not the same for all, so that clients spread out.
+        pause_s = max(hint_s, self._wait_s * random.uniform(0.5, 1.0))
+        if time.monotonic() + pause_s > self._deadline:
             raise error
-        wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
-        outcome = yield pause_s
-    return dict(outcome.json())
+        self._wait_s = min(2.0 * self._wait_s, _LONGEST_WAIT_S)
+        return pause_s
 
 
-def _problem(outcome: Outcome, request: dict[str, Any]) -> tuple[PolicyServiceError, float]:
+def _problem(
+    outcome: httpx.Response | httpx.TransportError, request: Request
+) -> tuple[PolicyServiceError, float]:
     """A failure that may pass, and how long the service asks to wait; raises any other."""
     request_id = request["headers"]["X-Request-ID"]
     if not isinstance(outcome, httpx.Response):

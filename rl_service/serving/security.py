@@ -87,16 +87,12 @@ class Tokens:
 
     def __init__(self, file: Path | None, environment: Mapping[str, str] = os.environ) -> None:
         self._file = file
-        self._stamp: tuple[int, int] | None = None
-        self._next_check = 0.0
+        self._next_check = time.monotonic() + _CHECK_INTERVAL_S
         self._digests: dict[str, bytes] = {}
         if file is not None:
-            self._stamp = _stamp(file)
-            self._digests = _digests(_read(file))
-            self._next_check = time.monotonic() + _CHECK_INTERVAL_S
+            self._digests = _read(file)
         elif environment.get(TOKENS_VARIABLE):
-            tokens = parse_tokens(environment[TOKENS_VARIABLE], TOKENS_VARIABLE)
-            self._digests = _digests(tokens)
+            self._digests = _digests(environment[TOKENS_VARIABLE], TOKENS_VARIABLE)
 
     @property
     def required(self) -> bool:
@@ -104,7 +100,7 @@ class Tokens:
         return bool(self._digests)
 
     def name_of(self, authorization: str) -> str | None:
-        """Name of the token in an `Authorization` header; None if it is none of ours.
+        """Name of the token in an `Authorization` header; None if it is unknown.
 
         Every known token is compared, each in constant time, whichever fits.
         """
@@ -125,39 +121,28 @@ class Tokens:
             return
         self._next_check = now + _CHECK_INTERVAL_S
         try:
-            stamp = _stamp(self._file)
-            if stamp != self._stamp:
-                self._digests = _digests(_read(self._file))
-                self._stamp = stamp
-                _logger.info("tokens_changed", extra={"fields": {"names": sorted(self._digests)}})
+            digests = _read(self._file)
+            if digests != self._digests:
+                self._digests = digests
+                _logger.info("tokens_changed", extra={"fields": {"names": sorted(digests)}})
         except SettingsError as error:
             _logger.error("tokens_unchanged", extra={"fields": {"reason": str(error)}})
 
 
-def _stamp(file: Path) -> tuple[int, int]:
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise _unreadable(file, error) from error
-    return status.st_mtime_ns, status.st_size
-
-
-def _read(file: Path) -> dict[str, str]:
+def _read(file: Path) -> dict[str, bytes]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(file, error) from error
-    return parse_tokens(text, f"token file {file}")
+        raise SettingsError(
+            f"token file {file} cannot be read: {one_line(error)}; give {_FORM}"
+        ) from error
+    return _digests(text, f"token file {file}")
 
 
-def _unreadable(file: Path, error: Exception) -> SettingsError:
-    return SettingsError(f"token file {file} cannot be read: {one_line(error)}; give {_FORM}")
-
-
-def _digests(tokens: dict[str, str]) -> dict[str, bytes]:
-    return {name: _digest(token) for name, token in tokens.items()}
+def _digests(text: str, source: str) -> dict[str, bytes]:
+    return {name: _digest(token) for name, token in parse_tokens(text, source).items()}
 
 
 def _digest(token: str) -> bytes:
-    """Of one length, so that a comparison does not tell the length of a token."""
+    """Of one length, so that a comparison does not reveal the length of a token."""
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()

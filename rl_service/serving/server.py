@@ -33,7 +33,7 @@ _LOCK = "rl-service.lock"
 _START_TIMEOUT_S = 120.0
 _KEEP_ALIVE_S = 30
 _ANNOUNCED_S = 1.0
-"""Between the end of readiness and that of listening, for whoever asks before it sends."""
+"""Between the end of readiness and the end of listening: clients that ask first stop in time."""
 _DRAIN_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 30.0
 _PORTS_PER_SERVER = 64
@@ -83,11 +83,11 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         stack.callback(_end_serve)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the command says it shorter
         url = f"http://{_in_url(host)}:{port}"
-        with _start_errors():
+        try:
             serve.start(
                 proxy_location="HeadOnly",
                 http_options={
-                    # Behind HAProxy these are the replicas: nobody shall reach them past it.
+                    # Behind HAProxy these are the replicas, which are reached through it alone.
                     "host": LOOPBACK if behind_haproxy else host,
                     "port": port,
                     "keep_alive_timeout_s": _KEEP_ALIVE_S,
@@ -96,6 +96,11 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
             )
             serve.run(build_app(arguments), name=_APPLICATION, route_prefix="/")
             _wait_until_it_answers(url)
+        except RLServiceError:
+            raise
+        except Exception as error:  # Ray and Serve raise what they like; all of it means the same
+            message = f"the service did not start ({one_line(error)[-300:]})"
+            raise ResourceError(message) from error
         stack.callback(_drain, folder)
         yield Server(url, notes)
 
@@ -172,23 +177,13 @@ def _haproxies(folder: Path) -> list[int]:
     return found
 
 
-@contextlib.contextmanager
-def _start_errors() -> Iterator[None]:
-    try:
-        yield
-    except RLServiceError:
-        raise
-    except Exception as error:  # Ray and Serve raise what they like; all of it means the same here
-        raise ResourceError(f"the service did not start ({one_line(error)[-300:]})") from error
-
-
 def _set_environment(folder: Path, host: str) -> tuple[tuple[str, ...], bool]:
     """Serve's switches for this process and all that Ray starts.
 
     What was set before stays, but for HAProxy's binary.
 
     Returns:
-        Notes on what is not on, and whether HAProxy stands before the replicas.
+        Notes on what is off, and whether HAProxy runs in front of the replicas.
     """
     first_port = _free_ports(_PORTS_PER_SERVER)
     last_port = first_port + _PORTS_PER_SERVER - 1
@@ -265,7 +260,7 @@ def _max_connections() -> int:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that nobody uses now, below the ephemeral ones."""
+    """The first of `count` neighbouring free ports below the ephemeral ones."""
     for first in range(20000 + os.getpid() % 97 * count, 32000 - count, count):
         with contextlib.ExitStack() as stack:
             try:

@@ -278,7 +278,7 @@ def _find(
     name, separator, version = reference.partition(":")
     if separator and not (version.isascii() and version.isdigit() and len(version) <= 9):
         raise RequestError(
-            404, "unknown_version", "what follows the colon is no version; use a number"
+            404, "unknown_version", "what follows the colon is not a version; use a number"
         )
     if name not in policies:
         near = nearest(name[:100], policies)

@@ -3,8 +3,8 @@
 It runs as one actor beside the replicas; see `rl_service.serving.deployment`. It loads neither
 torch nor a policy, answers from memory, and lives as long as the deployment.
 
-Sessions live here so that a replica may die between two steps (or in one) and another goes on. A
-step is read, acted on, and committed only if no other replica has committed that step meanwhile.
+Sessions live here so that another replica can continue when one dies between two steps, or in one.
+A step is read, acted on, and committed only if no other replica has committed that step meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -196,54 +197,40 @@ class ServingMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter(
             "rl_service_requests",
             "Requests by route, policy and status.",
             ("route", "policy", "status"),
-            registry=self.registry,
         )
-        self.latency = Histogram(
+        self.latency = histogram(
             "rl_service_request_latency_seconds",
             "Time from the request's first byte in the replica to the last of the reply.",
             ("route",),
             buckets=_LATENCY_S,
-            registry=self.registry,
         )
-        self.errors = Counter(
-            "rl_service_errors",
-            "Refused or failed requests by code.",
-            ("code",),
-            registry=self.registry,
-        )
-        self.batch_rows = Histogram(
+        self.errors = counter("rl_service_errors", "Refused or failed requests by code.", ("code",))
+        self.batch_rows = histogram(
             "rl_service_batch_rows",
             "Observations that went through the net together.",
             ("policy",),
             buckets=_ROWS,
-            registry=self.registry,
         )
-        self.actions = Counter(
-            "rl_service_actions",
-            "Actions by policy and version.",
-            ("policy", "version"),
-            registry=self.registry,
+        self.actions = counter(
+            "rl_service_actions", "Actions by policy and version.", ("policy", "version")
         )
-        self.ongoing = Gauge(
-            "rl_service_ongoing_requests",
-            "Requests that the replica is answering.",
-            registry=self.registry,
+        self.ongoing = gauge(
+            "rl_service_ongoing_requests", "Requests that the replica is answering."
         )
-        self.version = Gauge(
-            "rl_service_policy_version",
-            "Version that takes the traffic.",
-            ("policy",),
-            registry=self.registry,
+        self.version = gauge(
+            "rl_service_policy_version", "Version that takes the traffic.", ("policy",)
         )
-        self.rejected = Counter(
+        self.rejected = counter(
             "rl_service_rejected_versions",
             "Versions that did not take over, by reason.",
             ("policy", "reason"),
-            registry=self.registry,
         )
 
     def page(self) -> str:

@@ -75,7 +75,7 @@ class FolderSource(PolicySource):
     """A bundle in a folder, which may be replaced by another one at any time.
 
     The version is the beginning of the bundle's digest, as a number: all replicas agree on it,
-    and it tells two bundles apart whatever their files are called or dated. A version is served
+    and two bundles differ in it, whatever their files are called or dated. A version is served
     from a copy in the cache, so that it stays what it is while the folder changes. A version that
     fails its trial is not tried again until the folder changes.
     """
@@ -109,7 +109,7 @@ class FolderSource(PolicySource):
         """The copy of a version; another replica may have made it, and the folder moved on.
 
         Raises:
-            RegistryError: if there is none, and the folder holds another bundle.
+            RegistryError: if no copy exists, and the folder holds another bundle.
         """
         known = self._digests.get(version)
         for copy in sorted(cache_folder().glob(known or f"{_beginning(version)}*")):
@@ -187,7 +187,7 @@ def find_sources(
     registry = PolicyRegistry(registry_root)
     sources = [_source(policy, registry, base_model) for policy in policies]
     if not sources:
-        raise SettingsError("there is no policy to serve; give a folder, name@alias or zoo:NAME")
+        raise SettingsError("no policy to serve; give a folder, name@alias or zoo:NAME")
     names = [source.name for source in sources]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -13,7 +13,7 @@ from rl_service.common.errors import BundleError, ObservationError, RegistryErro
 from rl_service.common.text import one_line
 from rl_service.policies.runner import Actions
 from rl_service.serving.canary import KEPT_LATENCIES, Canary
-from rl_service.serving.loading import Loaded, Loader, Recall, cannot_be_read_now
+from rl_service.serving.loading import Loaded, Loader, Recall
 from rl_service.serving.refusals import NoFiniteAnswer, RequestError
 from rl_service.serving.shared import KnownVersions, ServingMetrics, Shared
 from rl_service.serving.sources import PolicySource
@@ -52,8 +52,7 @@ class PolicyVersions:
         """By the source; 0 before it was asked."""
         self._rejected: set[int] = set()
         self._proven: list[int] = []
-        """Versions that have taken the traffic, the last one last: a rollback to one needs no
-        trial."""
+        """Versions that have taken the traffic, in order: a rollback to one needs no trial."""
         self._stable_s: deque[float] = deque(maxlen=KEPT_LATENCIES)
         """Latencies of the stable version, for the next trial."""
         self._last_problem = ""
@@ -72,21 +71,19 @@ class PolicyVersions:
         """A version that the request asks for.
 
         Raises:
-            RequestError: if there is none of that number, or it cannot be loaded.
+            RequestError: if it does not exist or cannot be loaded.
         """
-        if (self.name, version) not in self._loader.in_memory:
-            try:
-                is_known = await self._loader.in_thread(self._source.knows, version)
-            except RegistryError as error:
-                raise self._unavailable(version) from error
-            if not is_known:
-                raise RequestError(
-                    404, "unknown_version", f"policy {self.name} has no version {version}"
-                )
-            if version in self._rejected:
-                raise self._failed_its_checks(version)
         try:
-            return await self._load_or_later(version)
+            if (self.name, version) not in self._loader.in_memory:
+                if not await self._loader.in_thread(self._source.knows, version):
+                    raise RequestError(
+                        404, "unknown_version", f"policy {self.name} has no version {version}"
+                    )
+                if version in self._rejected:
+                    raise self._failed_its_checks(version)
+            return await self.load(version)
+        except RegistryError as error:
+            raise self._unavailable(version) from error
         except BundleError as error:
             self._rejected.add(version)
             raise self._failed_its_checks(version) from error
@@ -96,7 +93,9 @@ class PolicyVersions:
         if version in self._rejected:
             return await self.stable()
         try:
-            return await self._load_or_later(version)
+            return await self.load(version)
+        except RegistryError as error:
+            raise self._unavailable(version) from error
         except BundleError:  # its files were damaged meanwhile
             return await self.stable()
 
@@ -120,7 +119,7 @@ class PolicyVersions:
             obs: (B, *shape).
             deterministic: as of `PolicyRunner.act`.
             recall: gives the steps before.
-            pinned: the client wants that version and no other: it is no part of a trial.
+            pinned: the client wants that version and no other; the answer is not part of a trial.
 
         Raises:
             RequestError: if it has no answer to such observations.
@@ -134,7 +133,7 @@ class PolicyVersions:
             if of_request or on_trial is None or on_trial.version != loaded.version:
                 raise
             stable = await self.stable()
-            # If that one has no finite answer either, it is no fault of the new version.
+            # If that one has no finite answer either, the new version is not to blame.
             actions = await self._ask(stable, obs, deterministic, recall)
             on_trial.failed()
             await self._judge(one_line(error))
@@ -171,8 +170,7 @@ class PolicyVersions:
             problem = one_line(error)
             if problem != self._last_problem:
                 self._last_problem = problem
-                fields = {"policy": self.name, "problem": problem}
-                _logger.error("watch_failed", extra={"fields": fields})
+                self._log(logging.ERROR, "watch_failed", problem=problem)
 
     async def _ask(
         self, loaded: Loaded, obs: FloatArray, deterministic: bool, recall: Recall
@@ -187,17 +185,6 @@ class PolicyVersions:
             raise NoFiniteAnswer
         self._metrics.actions.labels(self.name, str(loaded.version)).inc(len(obs))
         return actions
-
-    async def _load_or_later(self, version: int) -> Loaded:
-        """As `load`; where only reading fails, the client is asked to try again."""
-        try:
-            return await self.load(version)
-        except RegistryError as error:
-            raise self._unavailable(version) from error
-        except BundleError as error:
-            if cannot_be_read_now(error):
-                raise self._unavailable(version) from error
-            raise
 
     def _unavailable(self, version: int) -> RequestError:
         message = f"version {version} of {self.name} cannot be read now"
@@ -240,14 +227,11 @@ class PolicyVersions:
         try:
             _check_same_spaces(await self.load(version), await self.stable())
         except BundleError as error:
-            if cannot_be_read_now(error):
-                raise
             await self._reject(version, "check", one_line(error))
             return
         if self._canary_share:
             self._set_traffic(self._stable, Canary(version, self._canary_share, self._stable_s))
-            fields = {"policy": self.name, "version": version}
-            _logger.info("canary_started", extra={"fields": fields})
+            self._log(logging.INFO, "canary_started", version=version)
         else:
             await self._move_to(version)
 
@@ -272,14 +256,13 @@ class PolicyVersions:
         self._proven = [each for each in self._proven if each != version] + [version]
         await self._shared.set_stable(self.name, version)
         self._metrics.version.labels(self.name).set(version)
-        fields = {"policy": self.name, "version": version}
-        _logger.info("version_serves", extra={"fields": fields})
+        self._log(logging.INFO, "version_serves", version=version)
 
     async def _reject(self, version: int, reason: str, problem: str) -> None:
         self._rejected.add(version)
         self._metrics.rejected.labels(self.name, reason).inc()
-        fields = {"policy": self.name, "version": version, "reason": reason, "problem": problem}
-        _logger.error("version_rejected", extra={"fields": {**fields, "serves": self._stable}})
+        fields = {"version": version, "reason": reason, "problem": problem}
+        self._log(logging.ERROR, "version_rejected", **fields, serves=self._stable)
         if await self._shared.reject(self.name, version):
             await self._loader.in_thread(self._source.give_up, version, self._stable)
 
@@ -287,6 +270,9 @@ class PolicyVersions:
         self._stable, self._canary = stable, canary
         in_use = {stable} if canary is None else {stable, canary.version}
         self._loader.in_use[self.name] = in_use
+
+    def _log(self, level: int, event: str, **fields: object) -> None:
+        _logger.log(level, event, extra={"fields": {"policy": self.name, **fields}})
 
 
 def _check_same_spaces(new: Loaded, old: Loaded) -> None:

@@ -54,7 +54,7 @@ class NumberedBundles(PolicySource):
 
 
 def break_parity(folder: Path) -> None:
-    """Lets a bundle tell other outputs than its net has."""
+    """Makes the recorded outputs of a bundle differ from those of its net."""
     spec = json.loads((folder / "policy.json").read_text())
     spec["parity"]["dist_inputs"][0][0] += 1.0
     (folder / "policy.json").write_text(json.dumps(spec))

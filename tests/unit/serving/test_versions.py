@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_service.common.errors import BundleError
+from rl_service.common.errors import BundleError, RegistryError
 from rl_service.serving import canary
 from rl_service.serving.inputs import Limits
 from rl_service.serving.refusals import RequestError
@@ -110,6 +110,38 @@ def test_a_registry_that_is_away_changes_nothing(
         monkeypatch.setattr(bundles, "wanted", away)
         await service.watch_once()
         assert await serves(service) == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("kind", ["registry", "file system"])
+def test_a_version_that_cannot_be_read_now_is_asked_for_again(
+    bundles: NumberedBundles, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        service = (await build_local(bundles))[1]
+        policy = service.policies["cartpole"]
+
+        def away(version: int) -> Path:
+            raise RegistryError("no route to host")
+
+        weights = bundles.folders[2] / "policy.safetensors"
+        with monkeypatch.context() as patch:
+            if kind == "registry":
+                patch.setattr(bundles, "fetch", away)
+            else:
+                weights.rename(weights.with_name("away"))
+            with pytest.raises(RequestError) as refused:
+                await policy.pinned(2)
+            assert (refused.value.status, refused.value.retry_after_s) == (503, 2)
+            bundles.now = 2
+            await service.watch_once()
+            assert await serves(service) == 1
+        if kind == "file system":
+            weights.with_name("away").rename(weights)
+        assert bundles.given_up == []
+        await service.watch_once()
+        assert await serves(service) == 2
 
     asyncio.run(play())
 
