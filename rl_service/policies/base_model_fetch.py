@@ -21,7 +21,7 @@ from typing import Any
 
 from custom_models.base_models import CONFIG_FILE, STORE_VARIABLE, store_folder
 from rl_service.common.errors import BaseModelError, SettingsError
-from rl_service.common.files import output_errors, sync_to_disk
+from rl_service.common.files import output_errors, sync_folder, sync_to_disk
 from rl_service.common.text import nearest, one_line
 
 _GPT2_CONTEXT = 1024  # tokens
@@ -56,7 +56,7 @@ def fetch(name: str, *, on_message: Callable[[str], None]) -> Path:
 
     Args:
         name: a key of CATALOGUE.
-        on_message: told what is going on, a line at a time.
+        on_message: receives the progress, a line at a time.
 
     Returns:
         The folder in the store.
@@ -125,8 +125,7 @@ def _build(folder: Path, source: BaseModelSource, on_message: Callable[[str], No
         (built / "SOURCE.md").write_text(_source_note(folder.name, source), encoding="utf-8")
         for path in built.iterdir():
             path.chmod(0o644)  # safetensors makes files that only their owner may read
-            sync_to_disk(path)
-        sync_to_disk(built)
+        sync_folder(built)
         built.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The model card: `policy.json` told to a person."""
+"""The model card: `policy.json` in words."""
 
 from __future__ import annotations
 

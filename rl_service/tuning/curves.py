@@ -208,4 +208,4 @@ def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
 
 
 def _damaged(where: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"{where} is damaged: {reason}; remove that line to go on")
+    return CheckpointError(f"{where} is damaged: {reason}; remove that line to continue")

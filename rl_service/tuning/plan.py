@@ -278,7 +278,7 @@ def _population_problems(tuning: TuningSettings) -> list[str]:
 
 
 def population_keys(tuning: TuningSettings) -> list[str]:
-    """Searched settings that a training can change as it goes on."""
+    """Searched settings that a training can change as it runs."""
     return [
         key
         for key in tuning.search_space

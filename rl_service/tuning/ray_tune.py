@@ -78,7 +78,7 @@ def tune_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_errors_of_its_end() -> Iterator[None]:
-    """When Tune has ended, it misses the result files that it was told not to write."""
+    """At its end Tune misses the result files that it was asked not to write."""
     log = logging.getLogger("ray.tune.analysis.experiment_analysis")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -289,7 +289,7 @@ class TuneCallback(Callback):  # type: ignore[misc]
 
 
 def _status(status: str, result: Mapping[str, Any], *, is_cut: bool) -> TrialStatus:
-    """Tune ends all trials alike, those that are through and those that it was told to stop.
+    """Tune ends all trials alike, those that are through and those that it had to stop.
 
     A trial that was cut when the experiment was stopped continues with it.
     """

@@ -64,7 +64,7 @@ def check_placement(space: SearchSpace, num_seeds: int) -> int:
         num_seeds: of each.
 
     Raises:
-        ResourceError: if a trial that the space can draw would wait for ever.
+        ResourceError: if a trial that the space can draw would wait forever.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return min(
@@ -170,8 +170,8 @@ def check_shared(storage: Storage) -> None:
     if blind:
         raise OutputError(
             f"the cluster has {len(nodes)} nodes, and {', '.join(blind)} cannot see {folder}: "
-            f"trials there could not go on from checkpoints; give --storage a shared folder or a "
-            f"URI such as s3://bucket/folder"
+            f"trials there could not continue from checkpoints; give --storage a shared folder or "
+            f"a URI such as s3://bucket/folder"
         )
 
 

@@ -1,8 +1,8 @@
 """Where an experiment lies, and a second copy of what Ray Tune saves of it there.
 
 Tune writes over its only snapshot, and starts an experiment all over, without a word, if it cannot
-read it. So whole snapshots are copied as the experiment goes on, and the trials that must come
-back are read here before Tune is asked.
+read it. So whole snapshots are copied as the experiment runs, and the trials that must come back
+are read here before Tune is asked.
 
 A snapshot is some files whose names end with the time at which their process started: one that
 resumes an experiment begins a snapshot of its own, beside those before it.
@@ -164,7 +164,7 @@ def saved_trials(storage: Storage) -> set[str]:
         return set()
     raise TuningError(
         f"{storage}/{damaged[0]} is damaged, and there is no copy of it; the trials' "
-        f"checkpoints are whole, but the experiment cannot go on: start a new one"
+        f"checkpoints are whole, but the experiment cannot continue: start a new one"
     )
 
 

@@ -100,7 +100,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         Raises:
             EnvError: if the environment cannot be made with the values that were drawn.
             SettingsError: if they contradict each other.
-            TrainingFailedError: if a training cannot go on or has no finite score.
+            TrainingFailedError: if a training cannot continue or has no finite score.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -124,9 +124,9 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         Path(checkpoint_dir, _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Goes on from a checkpoint, and from those that this trial has saved after it.
+        """Continues from a checkpoint, and from those that this trial has saved after it.
 
-        One that is no longer kept, since Tune goes on from an older snapshot, stands for the
+        One that is no longer kept, since Tune resumes from an older snapshot, stands for the
         oldest of those.
         """
         path, saved = Path(checkpoint_path.checkpoint.path), []
@@ -166,7 +166,7 @@ class TuningTrial(tune.Trainable):  # type: ignore[misc]
         return self._last is None or bool(result[ENV_STEPS] > self._last[ENV_STEPS])
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Goes on from a checkpoint, also of another trial and with other settings than its."""
+        """Continues from a checkpoint, also of another trial and with other settings than its."""
         for member in self._members:
             member.restore(Path(checkpoint_dir, seed_folder(member.seed)))
         self._last = json.loads(Path(checkpoint_dir, _RESULT).read_text(encoding="utf-8"))
