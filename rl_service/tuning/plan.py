@@ -221,16 +221,11 @@ def _point_problems(tuning: TuningSettings, space: SearchSpace) -> list[str]:
 
 
 def _scheduler_problems(tuning: TuningSettings, base: Settings) -> list[str]:
-    scheduler = tuning.scheduler
-    if isinstance(scheduler, ASHASettings):
-        return _asha_problems(scheduler, base)
+    scheduler, total = tuning.scheduler, base.total_env_steps
     if isinstance(scheduler, PBTSettings):
         return _population_problems(tuning)
-    return []
-
-
-def _asha_problems(scheduler: ASHASettings, base: Settings) -> list[str]:
-    total = base.total_env_steps
+    if not isinstance(scheduler, ASHASettings):
+        return []
     if total is None:
         return [
             "scheduler asha needs the length of a trial; give settings.stop.env_steps or "
