@@ -51,7 +51,7 @@ def open_storage(root: str, failure: Failure) -> Storage:
         raise failure("reach", one_line(error)) from error
     if isinstance(file_system, LocalFileSystem):
         return LocalStorage(Path(path), failure)
-    return RemoteStorage(root.rstrip("/"), file_system, path.rstrip("/"), failure)
+    return RemoteStorage(root, file_system, path.rstrip("/"), failure)
 
 
 class Storage(ABC):

@@ -314,7 +314,7 @@ def new_experiment(plan: TuningPlan, parent: str) -> Storage:
         OutputError: if it cannot be written; nothing is left of it then.
     """
     name = f"{as_folder_name(plan.name)}_{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    storage = experiment_storage(f"{parent.rstrip('/')}/{name}")
+    storage = experiment_storage(f"{parent.removesuffix('/')}/{name}")
     try:
         storage.write(PLAN_FILE, plan.dump().encode())
     except BaseException:

@@ -72,6 +72,11 @@ def test_a_folder_is_put_and_repaired(storage: Storage) -> None:
     assert (storage.names("x"), storage.names("x/y")) == (["y"], ["a"])
 
 
+def test_a_root_is_named_as_it_was_given() -> None:
+    root = open_storage("memory://", failure).root
+    assert open_storage(root, failure).local_path is None
+
+
 def test_an_error_has_one_line_and_the_caller_s_words(storage: Storage) -> None:
     with pytest.raises(OutputError, match=r"^cannot read: [^\n]+$"):
         storage.read(["missing"])
