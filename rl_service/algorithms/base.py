@@ -33,12 +33,12 @@ from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.rollout.worker import Samples, VectorRolloutWorker
 
-# Counters: updates that the actor has behind it, episodes that failed in their environment.
+# Counters: updates of the actor so far, episodes that failed in their environment.
 _UPDATES, _FAILED = "actor_updates", "failed_episodes"
 
 
 class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
-    """Samples a batch of fixed size from whatever workers live, learns, and hands weights out."""
+    """Samples a batch of fixed size, learns, and sends out weights."""
 
     policy_class: ClassVar[type[ActorCriticPolicy]]
 
@@ -87,7 +87,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         return int(self._counters[NUM_ENV_STEPS_SAMPLED])
 
     def start_workers(self) -> None:
-        """Starts the rollout workers unless they run, and waits for those to begin with.
+        """Starts the rollout workers unless they run, and waits for those that the run needs.
 
         Raises:
             TrainingFailedError: if they do not start.
@@ -100,7 +100,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         if self.fleet is not None:
             self.fleet.stop()
             if self._next_samples is not None:
-                self._next_samples.wait()  # it ends, since those whom it asks are gone
+                self._next_samples.wait()  # it ends, since its workers are gone
         super().cleanup()
 
     def training_step(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         return failures
 
     def _remote_worker_ids_for_metrics(self) -> list[int]:
-        """Nobody: episodes arrive with the samples, a round trip for them would be one more."""
+        """None: episodes arrive with the samples, so no further round trip is needed."""
         return []
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -245,7 +245,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
 
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Of several updates: the sum of times, the last learning rates, the mean of the rest."""
+    """Sums the times of several updates, keeps the last learning rates, averages the rest."""
     if len(rows) == 1:
         return rows[0]
     return {name: _summarised(name, [row[name] for row in rows]) for name in rows[0]}

@@ -139,7 +139,7 @@ def critic_inputs(
     features = torch.zeros((len(mask), actor.feature_size), device=policy.device)
     steps = policy.to_device(mask)
     features[steps] = actor.features(policy.to_device(batch[ACTOR_INPUTS][mask]))
-    # Nobody has acted on the observations that end the fragments.
+    # No action was taken at the observations that end the fragments.
     finals = np.flatnonzero(~mask & ~context_rows(batch, segments))
     if len(finals):
         history = history_at(batch, segments, finals, actor.context_length)
@@ -148,7 +148,7 @@ def critic_inputs(
 
 
 def _chunk_length(policy: ActorCriticPolicy) -> int:
-    """1 without context: then the critic, too, learns from single shuffled steps."""
+    """1 without context: the critic then learns from single shuffled steps, too."""
     if policy.num_context_steps == 0:
         return 1
     longest = CHUNK_CONTEXTS * (policy.num_context_steps + 1)
@@ -202,14 +202,14 @@ def _scatter(
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """M chunks of P prefix rows and C rows whose values are asked for."""
+    """M chunks of P prefix rows and C rows whose values are needed."""
 
     rows: IntArray
-    """(M, P + C) row index of each place; clipped where a chunk reaches past the batch."""
+    """(M, P + C) row index of each place, clipped at the ends of the batch."""
     inside: npt.NDArray[np.bool_]
-    """(M, P + C) false where the place stands for no row."""
+    """(M, P + C) false if the place has no row."""
     asked: npt.NDArray[np.bool_]
-    """(M, C) whether the chunk is the one that answers for this row."""
+    """(M, C) whether the value of this row comes from this chunk."""
 
     @property
     def num_values(self) -> int:
@@ -229,7 +229,7 @@ def plan_chunks(context: npt.NDArray[np.bool_], prefix_length: int, chunk_length
     longer than `chunk_length` does not cost a whole extra chunk.
 
     Args:
-        context: (N,) rows whose values nobody asks for.
+        context: (N,) rows whose values are not needed.
         prefix_length: P, rows before a chunk's own that it can look back to.
         chunk_length: length to aim at.
     """

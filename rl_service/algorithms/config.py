@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rl_service.algorithms.base import OnPolicyAlgorithm
 
 ENV_NAME = "rl_service"
-"""RLlib knows envs by name; ours makes any env from its settings."""
+"""RLlib finds envs by name; this one makes any env from its settings."""
 
 
 class OnPolicyConfig(AlgorithmConfig):  # type: ignore[misc]
@@ -50,7 +50,7 @@ def build_config(settings: Settings) -> OnPolicyConfig:
     Raises:
         EnvError: if the environment cannot be made or read.
     """
-    _global_registry._prefix = None  # it remembers the first job of a process, which may have more
+    _global_registry._prefix = None  # it remembers the first job of a process that may run several
     ModelCatalog.register_custom_model(settings.model.name, ActorCriticModelV2)
     register_env(ENV_NAME, create_env)
     resources, algorithm = settings.resources, settings.algorithm
@@ -70,7 +70,7 @@ def build_config(settings: Settings) -> OnPolicyConfig:
     )
     config.env_runners(
         env_runner_cls=VectorRolloutWorker,
-        num_env_runners=0,  # of RLlib's own; ours are a `Fleet`
+        num_env_runners=0,  # of RLlib's workers; this package's are a `Fleet`
         num_envs_per_env_runner=resources.num_envs_per_env_runner,
         rollout_fragment_length=settings.env_steps_per_update // resources.num_envs_per_env_runner,
         preprocessor_pref=None,

@@ -19,12 +19,12 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 MAX_GRAPHS = 16
-"""Shapes that are recorded; a further one is stepped launch by launch."""
+"""Most shapes that are recorded; others are stepped launch by launch."""
 _WARMUP_STEPS = 3  # torch asks for a few before it records
 
 
 class Stepped(NamedTuple):
-    """What a step was like, scalars."""
+    """Results of a step, scalars."""
 
     loss: Tensor
     grad_norm: Tensor
@@ -32,7 +32,7 @@ class Stepped(NamedTuple):
 
 
 class MinibatchStep:
-    """Computes a loss and goes one step down its gradient.
+    """Computes a loss and takes one step down its gradient.
 
     Args:
         loss: of a minibatch (nested named tuples of tensors), a scalar. On a GPU it may read
@@ -191,7 +191,7 @@ class FlatOptimizer(FlatParameters):
         super().__init__(net)
         self.optimizer = build([self.vector])
         self._step = inspect.unwrap(type(self.optimizer).step)
-        """The update alone: torch's hooks and profiling around it take longer for a small net."""
+        """The bare update: for a small net, torch's hooks and profiling around it take longer."""
         self._fit_groups_to_device()
 
     def _fit_groups_to_device(self) -> None:
@@ -212,7 +212,7 @@ class FlatOptimizer(FlatParameters):
                 group["lr"] = lr
 
     def step(self, loss: Tensor, grad_clip: float | None) -> Tensor:
-        """Goes one step down the gradient of `loss`.
+        """Takes one step down the gradient of `loss`.
 
         Args:
             loss: scalar.
@@ -250,6 +250,6 @@ class FlatOptimizer(FlatParameters):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state, also from one of another kind of device."""
+        """Continues from a state, also one from another kind of device."""
         self.optimizer.load_state_dict(state)
         self._fit_groups_to_device()

@@ -50,8 +50,8 @@ ADAM_EPSILON = 1e-5
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     """Base of PPO, A2C and TRPO: subclasses write `update_actor`, and `actor_loss` if they step.
 
-    On rollout workers it is an actor alone: the critic, both optimisers and the statistics of
-    the value targets live in the learner, and only the actor's weights travel.
+    On rollout workers it is only an actor: the critic, both optimisers and the statistics of the
+    value targets are in the learner, and only the actor's weights travel.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return []
 
     def build_optimizers(self) -> dict[str, FlatOptimizer]:
-        """Separate Adams for actor and critic, as the GPT2PPO seed has them."""
+        """Separate Adam optimisers for actor and critic, as in GPT2PPO."""
         return {
             "actor": self.build_adam("actor", self.algorithm.actor_lr),
             "critic": self.build_adam("critic", self.algorithm.critic_lr),
@@ -145,7 +145,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return outputs.float()
 
     def action_distribution(self, inputs: Tensor) -> Any:
-        """The policy's distribution for the actor's inputs (B, I), as it stands."""
+        """The current policy's distribution for the actor's inputs (B, I)."""
         return distribution(self.action_spec, self.net.actor(inputs))
 
     def sampling_distribution(self, rows: ActorRows) -> Any:
@@ -185,7 +185,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     def extra_action_out(
         self, input_dict: Any, state_batches: Any, model: Any, action_dist: Any
     ) -> dict[str, Tensor]:
-        """What RLlib's own sampler is to keep of acting, beside what it keeps anyway."""
+        """What RLlib's own sampler keeps in addition when it acts."""
         if self.net.actor.num_inputs is None:
             return {}
         return {ACTOR_INPUTS: model.last_inputs}
@@ -213,13 +213,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return generalized_advantages(batch, segments, values, algorithm.gamma, algorithm.lambda_)
 
     def normalise_values(self, values: Tensor) -> Tensor:
-        """From units of the return to those that the critic learns in."""
+        """Converts units of the return to the critic's."""
         if not self.algorithm.normalize_values:
             return values
         return (values - float(self.value_stats.mean)) / float(self.value_stats.std)
 
     def denormalise_values(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """From the critic's units to those of the return."""
+        """Converts the critic's units to those of the return."""
         if not self.algorithm.normalize_values:
             return values
         out = values * self.value_stats.std + self.value_stats.mean
@@ -227,14 +227,14 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
 
     @abstractmethod
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
-        """Improves the actor; returns what `rl_service.common.metrics` lists for it."""
+        """Improves the actor; returns metrics that `rl_service.common.metrics` lists."""
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
         """Loss of a minibatch, a scalar, for a policy whose actor has an optimiser."""
         raise NotImplementedError
 
     def update_critic(self, batch: LearnerBatch) -> dict[str, float]:
-        """Fits the critic; it may not depend on the actor's update, nor that on it."""
+        """Fits the critic; this and the actor's update may not depend on each other."""
         critic = batch.critic
         values = self.denormalise_values(critic.outputs.cpu().numpy())
         stats = {"vf_explained_var": explained_variance(critic, values)}
@@ -285,7 +285,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return torch.from_numpy(self.rng.permutation(num_items)).to(self.device)
 
     def set_lr(self, name: str, start: float) -> float:
-        """Sets and returns the learning rate that the schedule has for now."""
+        """Sets and returns the scheduled learning rate."""
         linear = self.algorithm.lr_schedule == "linear"
         lr = start * (1.0 - self.progress) if linear else start
         self.optimizers[name].set_lr(lr)
@@ -293,12 +293,12 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
 
     @property
     def progress(self) -> float:
-        """Share of the run that is done, 0…1, from RLlib's global timestep."""
+        """Fraction of the run that is done, 0…1, from RLlib's global timestep."""
         total = self.settings.total_env_steps
         return min(1.0, self.global_timestep / total) if total else 0.0
 
     def get_weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Those of the actor's weights that change: all that rollout workers need."""
+        """The actor's weights that learning changes, which are all that rollout workers need."""
         return {name: p.cpu().numpy() for name, p in self.net.actor.trainable_state().items()}
 
     def set_weights(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
@@ -326,10 +326,10 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         }
 
     def set_learner_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `get_learner_state` was taken.
+        """Continues from the state that `get_learner_state` returned.
 
         Raises:
-            RuntimeError: if the nets are of another shape.
+            RuntimeError: if the nets have other shapes.
         """
         self.net.load_own_state(state["net"])
         for name, optimizer in self.optimizers.items():

@@ -1,4 +1,4 @@
-"""One batch of fixed size from whatever rollout workers live."""
+"""One batch of fixed size from the rollout workers that are alive."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rl_service.rollout.starting import reason_of
 from rl_service.rollout.worker import HEALTH, Broadcast, Samples, VectorRolloutWorker
 
 _ANSWER_TIMEOUT_S = 10.0
-"""For workers to say that they are alive."""
+"""Time for workers to answer that they are alive."""
 _LEAST_WAIT_S = 1.0
-"""Between two times of asking them."""
+"""Time between two such questions."""
 
 
 class BatchSampler:
-    """Deals the vector steps of a batch to the workers that are ready.
+    """Divides the vector steps of a batch among the workers that are ready.
 
     Args:
         local: the learner's own worker, which has the weights and merges the filters; it samples
@@ -51,16 +51,16 @@ class BatchSampler:
     def sample(self, weights_version: int) -> Samples:
         """Rows of fragments that hold the steps of one update, whoever sampled them.
 
-        Vector steps are dealt evenly to the workers. What a dying or hung worker leaves undone is
-        dealt again to the others, so the batch size depends neither on their number nor on faults.
+        Vector steps are divided evenly among the workers. What a dying or hung worker leaves undone
+        goes to the others, so the batch size depends neither on their number nor on faults.
 
         Args:
-            weights_version: updates that the learner's actor has behind it.
+            weights_version: updates of the learner's actor so far.
 
         Raises:
             TrainingFailedError: if too many episodes fail in their environment, or a second worker
                 raises.
-            WorkersLostError: if for too long no worker brings anything home.
+            WorkersLostError: if no worker returns anything for too long.
         """
         resources = self._settings.resources
         num_steps = self._settings.env_steps_per_update // resources.num_envs_per_env_runner
@@ -106,7 +106,7 @@ class BatchSampler:
         return parts
 
     def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Samples]:
-        """Asks each worker once; returns what has come home, in the order of their indices."""
+        """Asks each worker once; returns the samples in the order of the workers' indices."""
         workers = list(fleet.ready.values())
         shares = [len(part) for part in np.array_split(range(num_vector_steps), len(workers))]
         asked = {
@@ -118,7 +118,7 @@ class BatchSampler:
         return [part for part in parts if part is not None]
 
     def _wait(self, fleet: Fleet, asked: dict[Any, Worker]) -> Iterable[tuple[Any, Worker]]:
-        """Waits for all answers; whoever shows no sign of life is lost on the way."""
+        """Waits for all answers; a worker that shows no sign of life is given up."""
         timeout_s = self._settings.resources.worker_timeout_s
         alive_at = dict.fromkeys(asked, time.monotonic())
         waiting = list(asked)
@@ -140,7 +140,7 @@ class BatchSampler:
         return asked.items()
 
     def _take(self, fleet: Fleet, worker: Worker, ref: Any) -> Samples | None:
-        """What a worker brought home, its filters merged; None if it is lost."""
+        """A worker's samples, after merging its filters; None if it is lost."""
         try:
             sampled: Samples = ray.get(ref)
         except (RayTaskError, UnserializableException) as error:
@@ -156,7 +156,7 @@ class BatchSampler:
         return sampled
 
     def _raise_if_it_recurs(self, worker: Worker, error: RayError) -> None:
-        """One process may be short of memory or disk; what a second one raises is the code's."""
+        """One process may lack memory or disk; if a second one raises, the code is at fault."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, TrainingFailedError):
             raise TrainingFailedError(str(cause)) from error
@@ -218,9 +218,9 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Starts a call in a daemon thread, so that nobody waits for it at exit.
+    """Starts a call in a daemon thread, which does not delay the exit of the process.
 
-    An exception stays with the call until its result is asked for.
+    An exception is raised when the result is asked for.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -237,7 +237,7 @@ class Background(Generic[T]):
             self._error = error
 
     def wait(self) -> None:
-        """Until the call has ended, well or not."""
+        """Waits until the call has returned or raised."""
         self._thread.join()
 
     def result(self) -> T:
@@ -256,8 +256,8 @@ class Background(Generic[T]):
 def build_fleet(algorithm: Algorithm, resources: ResourceSettings) -> Fleet | None:
     """The rollout workers of an algorithm, not started yet; None if it samples by itself.
 
-    In a Tune trial, those that a run cannot begin without live in the trial's placement group.
-    Those beyond are placed outside of it, wherever the cluster has room.
+    In a Tune trial, the workers that a run needs to start are in the trial's placement group.
+    Further ones are placed outside of it, wherever the cluster has room.
     """
     if resources.num_env_runners == 0:
         return None

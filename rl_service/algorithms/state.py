@@ -25,7 +25,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     Raises:
         OSError: if the disk is full or cannot be written.
     """
-    # Given a path, torch writes by itself, and an error of the disk is no OSError.
+    # Given a path, torch writes the file itself and raises no OSError if the disk fails.
     with (folder / STATE_FILE).open("wb") as file:
         try:
             torch.save(_to_tensors({"format": STATE_FORMAT, **state}), file)
@@ -81,8 +81,8 @@ def locate_base_model(settings: Settings, checkpoint: Path, given: str | None) -
     """The settings of a run with the folder where its base model lies now.
 
     Args:
-        settings: of the run; where they name the right model, they stay as they are.
-        checkpoint: folder of a training state, which knows the model's SHA-256.
+        settings: of the run; returned unchanged if they name the right model.
+        checkpoint: folder of a training state, which holds the model's SHA-256.
         given: a folder to look at before the model store.
 
     Raises:

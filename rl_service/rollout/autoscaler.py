@@ -1,6 +1,6 @@
 """Decides between two iterations how many rollout workers there should be.
 
-A policy says what it wants; limits, delays, the step size and the cost cap say what it gets.
+A policy asks for a number; limits, delays, the step size and the cost cap decide what it gets.
 Nobody waits for a decision to be carried out: the target counts workers that are still starting,
 and measures are of the workers that really sampled.
 """
@@ -30,9 +30,9 @@ class Decision(NamedTuple):
     """How many workers from now on, and why."""
 
     num_workers: int
-    """Alive and starting ones together."""
+    """Alive and starting workers together."""
     reason: str
-    """One line with the numbers that led to it."""
+    """The reason, one line with the numbers that led to it."""
 
 
 class Autoscaler:
@@ -43,7 +43,7 @@ class Autoscaler:
         num_workers: workers at the start; a resumed run starts with those it had.
 
     Raises:
-        SettingsError: if a policy of one's own cannot be imported or called.
+        SettingsError: if the user's policy cannot be imported or called.
     """
 
     def __init__(self, settings: ResourceSettings, num_workers: int) -> None:
@@ -64,7 +64,7 @@ class Autoscaler:
         """Decides once after each iteration."""
         before = self._target
         self._held_iterations -= 1
-        proposal = self._policy.propose(load, before)  # also once the cap is spent: it measures
+        proposal = self._policy.propose(load, before)  # also after the cap, since it measures
         granted = self._granted(load, proposal)
         count, reason = self._within_room(load, granted)
         self._last_proposal, self._target = proposal.num_workers, count
@@ -91,7 +91,7 @@ class Autoscaler:
         return proposal
 
     def _delayed(self, load: Load, proposal: Proposal) -> Proposal:
-        """Holds a change back until it was asked for often enough, then takes one step."""
+        """Delays a change until it was requested often enough, then takes one step."""
         count, reason = proposal
         if load.num_starting and count > self._target:
             # The measures cannot have got better yet, so only what two in a row ask for counts:
@@ -116,7 +116,7 @@ class Autoscaler:
         return Proposal(count, reason)
 
     def _within_room(self, load: Load, proposal: Proposal) -> Proposal:
-        """Nothing is asked for that the cluster cannot place, but for the minimum."""
+        """Asks for no more workers than the cluster can place, except for the minimum."""
         if load.max_placeable is None:
             return proposal
         room = max(load.max_placeable, load.num_alive, self._least)
@@ -180,7 +180,7 @@ def build_policy(resources: ResourceSettings) -> ScalingPolicy:
         resources: checked settings, with `max_env_runners`.
 
     Raises:
-        SettingsError: if a function of one's own cannot be imported or called.
+        SettingsError: if the user's function cannot be imported or called.
     """
     most = resources.max_env_runners
     assert most is not None

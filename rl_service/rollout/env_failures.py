@@ -1,4 +1,4 @@
-"""What is said of an episode that failed in its environment: an exception, NaN, infinity."""
+"""Episodes that failed in their environment (an exception, NaN, infinity), and texts about them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rl_service.common.text import one_line
 
 
 class FailedEpisode(NamedTuple):
-    """An episode that its environment could not finish, and what is needed to see it again."""
+    """An episode that its environment could not finish, and what reproduces it."""
 
     worker_index: int
     env_index: int
-    """Of this env among the worker's."""
+    """Index of the env among the worker's."""
     seed: int
     """What `env.reset(seed=...)` was given."""
     step: int
@@ -42,7 +42,7 @@ def exception_text(error: Exception) -> str:
 
 
 def not_finite(obs: npt.NDArray[np.floating], reward: float = 0.0) -> str | None:
-    """What is NaN or infinite in an observation (O,) or a reward; None if nothing is."""
+    """The first NaN or infinity in an observation (O,) or a reward, in words; or None."""
     broken = np.flatnonzero(~np.isfinite(obs))
     if len(broken):
         value = obs[broken[0]]
@@ -81,12 +81,12 @@ def not_a_number(reward: Any) -> str | None:
 
 
 def too_many_failures(num_failures: int, limit: int, last: FailedEpisode) -> str:
-    """Why a run ends whose environments failed more often than it stands.
+    """Why a run ends after too many failed episodes.
 
     Args:
         num_failures: episodes that failed, more than `limit`.
         limit: `env.max_failed_episodes`.
-        last: of these episodes.
+        last: the last of these episodes.
     """
     failed = "1 episode" if num_failures == 1 else f"{num_failures} episodes"
     return (

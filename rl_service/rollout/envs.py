@@ -1,4 +1,4 @@
-"""Makes environments from settings: gymnasium ids, and `module:Class` for one's own."""
+"""Makes environments from settings: gymnasium ids, and the user's `module:Class`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
         Its observation space (flat float32) and its action space.
 
     Raises:
-        EnvError: as `make_env`, or if it does not keep to gymnasium's interface or its own spaces.
+        EnvError: as `make_env`, or if it violates gymnasium's interface or its own spaces.
     """
     with closing(make_env(env)) as made:
         space = made.observation_space
@@ -213,7 +213,7 @@ class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]])
         """Wraps an environment.
 
         Raises:
-            TypeError: if the observation space is none that the nets can read.
+            TypeError: if the nets cannot read the observation space.
         """
         super().__init__(env)
         space = env.observation_space

@@ -116,9 +116,9 @@ def normalise(
 
 
 class RunningFilter:
-    """Running mean and deviation with the part that is not merged yet (`buffer`).
+    """Running mean and deviation, and the part that is not merged yet (`buffer`).
 
-    It has the methods of RLlib's `Filter`, which its `RolloutWorker` calls.
+    It has the methods of RLlib's `Filter` that `RolloutWorker` calls.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -181,7 +181,7 @@ class ReturnScaler:
     def __call__(
         self, rewards: npt.NDArray[np.float32], envs: Any = slice(None)
     ) -> npt.NDArray[np.float32]:
-        """Scales the rewards (B,) that these envs have paid in one step; by default all."""
+        """Scales the rewards (B,) of one step of these envs, by default of all."""
         discounted = self.discounted[envs] * self.gamma + rewards
         self.discounted[envs] = discounted
         self.filter.update(discounted)
@@ -189,5 +189,5 @@ class ReturnScaler:
         return scaled.astype(np.float32)
 
     def forget(self, envs: Any) -> None:
-        """New episodes begin in these envs."""
+        """Forgets the returns of these envs, in which new episodes start."""
         self.discounted[envs] = 0.0

@@ -1,4 +1,4 @@
-"""The rollout workers of a training: actors that come, go, die and are replaced.
+"""The rollout workers of a training: actors that join, leave, die and are replaced.
 
 RLlib's `EnvRunnerGroup` can add workers and cannot remove them, gives an index to two of them, and
 starts new ones with random weights. Here an index is used once, so no two workers of a run ever
@@ -7,7 +7,7 @@ with old ones; and whoever is wanted beyond what there is room for waits as a pe
 is the demand that Ray's autoscaler sees, it ends with the training, and several trainings do not
 overwrite each other's, as they would with `request_resources`.
 
-All methods but `stop` are to be called by one thread at a time.
+Only `stop` may be called while another thread is in a method.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FleetState:
 
 
 class Fleet:
-    """As many workers as are wanted, or on their way.
+    """The workers that are ready, and those that are starting.
 
     Args:
         spawn: starts a worker.
@@ -75,9 +75,9 @@ class Fleet:
         self.size = size
         self.lost_timeout_s = lost_timeout_s
         self.on_message: Callable[[str], None] = lambda _: None
-        """Gets one line for the user; also while samples are taken, in the thread that does it."""
+        """Receives lines for the user, also during sampling, in the sampling thread."""
         self.num_restarts = 0
-        """Workers that took the place of a lost one."""
+        """Workers that replaced a lost one."""
         self.worker_hours = 0.0
         """Time that workers have been ready, summed over them."""
         self.ready: dict[int, Worker] = {}
@@ -86,18 +86,18 @@ class Fleet:
         self._starts = Starts(spawn, self._start_timeout_s)
         self._leaving: list[tuple[ActorHandle, ray.ObjectRef, float]] = []
         self._proven: set[int] = set()
-        """Workers that have brought samples home."""
+        """Indices of workers that have returned samples."""
         self._num_unreplaced = 0
         self._back_off = BackOff(min(_LONGEST_BACKOFF_S, lost_timeout_s / 2))
         self._lock = threading.RLock()
-        """Held while workers come and go, so that nobody comes while all are ended."""
+        """Held while workers join and leave, so that none joins while all are ended."""
         self._is_running = False
         self._counted_at = 0.0
         """Until when `worker_hours` are counted."""
 
     @property
     def num_starting(self) -> int:
-        """Workers that were asked for and are not ready: they start, or wait for room."""
+        """Workers that were requested and are not ready: they start, or wait for room."""
         return len(self._starts)
 
     def count_held(self) -> int:
@@ -108,15 +108,15 @@ class Fleet:
         return self._num_reserved + sum(not each.is_reserved for each in there)
 
     def tell(self, message: str) -> None:
-        """Gives the user a line, and writes it to the log."""
+        """Shows the user a line, and writes it to the log."""
         logger.warning(message)
         self.on_message(message)
 
     def start(self, enough: int) -> None:
-        """Starts the workers, once, and waits for all of them, or for enough if some find no room.
+        """Starts the workers once, and waits for all of them, or for enough if room is short.
 
         Args:
-            enough: workers to begin with at least.
+            enough: fewest workers to start with.
 
         Raises:
             TrainingFailedError: if one of them fails while it starts.
@@ -144,7 +144,7 @@ class Fleet:
         return f"{len(self.ready)} of {self.size} rollout workers are ready after {waited_s:.0f} s"
 
     def stop(self) -> None:
-        """Ends all workers at once, whoever polls; a fleet can be started again afterwards."""
+        """Ends all workers at once, even if another thread polls; a fleet can be started again."""
         with self._lock:
             self._is_running = False
             actors = [each.actor for each in self.ready.values()]
@@ -156,7 +156,7 @@ class Fleet:
             ray.kill(actor)
 
     def resize(self, size: int) -> None:
-        """Wants another number of workers from here on; to be called between two batches.
+        """Changes the number of workers that are wanted; call it between two batches.
 
         Those that have not come yet are called off first. Of the others those leave that share
         their node with the fewest, so that whole nodes become free; this process's node comes
@@ -172,7 +172,7 @@ class Fleet:
         self._fill()
 
     def poll(self) -> None:
-        """Lets in who has become ready, replaces who is lost, sees off who leaves.
+        """Adds workers that became ready, replaces lost ones, and ends those that leave.
 
         Raises:
             TrainingFailedError: if the fleet was stopped meanwhile.
@@ -201,7 +201,7 @@ class Fleet:
             self.poll()
 
     def has_sampled(self, index: int) -> None:
-        """Notes that a worker brought samples home: it is one that works."""
+        """Records that a worker returned samples, so it works."""
         if index not in self._proven:
             self._proven.add(index)
             self._back_off.forget()
@@ -222,7 +222,7 @@ class Fleet:
         self.tell(f"rollout worker {index} is lost ({reason}); {len(self.ready)} left{later}")
 
     def call(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """What a method of each ready worker returns, by index; those that do not answer are lost.
+        """Calls a method of each ready worker; returns the results by index. No answer: it is lost.
 
         Args:
             method: name.
@@ -249,10 +249,10 @@ class Fleet:
         )
 
     def restore(self, state: FleetState, size: int) -> None:
-        """Goes on from a checkpoint at the next start: the same workers, where they were.
+        """Continues from a checkpoint at the next start: the same workers, at the same steps.
 
         Args:
-            state: of the checkpoint.
+            state: from the checkpoint.
             size: workers wanted now.
         """
         self.stop()
@@ -265,7 +265,7 @@ class Fleet:
         return len(self.ready) + len(self._starts) - self.size
 
     def _fill(self) -> None:
-        """Starts those that are missing; after failures only now and then."""
+        """Starts missing workers; after failures it waits between two attempts."""
         missing = -self._surplus
         if missing <= 0:
             self._num_unreplaced = 0  # fewer are wanted than were lost
@@ -290,13 +290,13 @@ class Fleet:
             self.tell(f"{what} ({reason}); {self._back_off.put_off()}")
 
     def _count_hours(self) -> None:
-        """Adds the time of those that are ready; to be called before their number changes."""
+        """Adds the time of the ready workers; call it before their number changes."""
         now = time.monotonic()
         self.worker_hours += len(self.ready) * (now - self._counted_at) / 3600.0
         self._counted_at = now
 
     def _next_to_leave(self, is_reserved: bool) -> Worker | None:
-        """The newest on the node with the fewest workers, of those with reserved places or not."""
+        """The newest worker on the node with the fewest, with or without a reserved place."""
         here = ray.get_runtime_context().get_node_id()
         nodes = Counter(each.node_id for each in self.ready.values())
         return min(
@@ -311,7 +311,7 @@ class Fleet:
         self._leaving.append((worker.actor, closed, time.monotonic() + _LEAVING_S))
 
     def _see_off(self, now: float) -> None:
-        """Kills who has closed its environments, or takes too long to."""
+        """Kills workers that have closed their environments or take too long."""
         staying = []
         for actor, closed, deadline in self._leaving:
             done, _ = ray.wait([closed], timeout=0)
@@ -323,10 +323,10 @@ class Fleet:
 
 
 def all_lost(waited_s: float) -> WorkersLostError:
-    """Why a run ends in which nobody samples any more.
+    """Why a run ends in which no worker samples any more.
 
     Args:
-        waited_s: for someone who does.
+        waited_s: how long it waited for one.
     """
     return WorkersLostError(
         f"no rollout worker has brought samples home for {waited_s:.0f} s "

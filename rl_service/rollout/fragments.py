@@ -1,6 +1,6 @@
 """The layout in which experience travels: rows of fragments, each with its context once.
 
-A *fragment* is what one env yields in one call: its rows lie in time order as
+A *fragment* is what one env yields in one call. Its rows are in the order of time:
 
     context rows   up to K-1 earlier steps of the episode that the fragment continues
     step rows      the sampled steps (`loss_mask` true), possibly of several episodes
@@ -27,7 +27,7 @@ from rl_service.rollout.stepping import Array
 
 LOSS_MASK = "loss_mask"
 ACTOR_INPUTS = "actor_inputs"
-"""What the actor computed its distribution from, where that is not the observation itself."""
+"""What the actor computed its distribution from, if not from the observation itself."""
 
 COLUMNS = (
     SampleBatch.OBS,
@@ -47,7 +47,7 @@ Columns = dict[str, npt.NDArray[Any]]
 def segment_ids(batch: Columns) -> npt.NDArray[np.int64]:
     """One id per unbroken stretch of an episode, (N,).
 
-    Rows of the same episode that were shipped twice (as steps, then as context of a later
+    Rows of the same episode that travelled twice (as steps, then as context of a later
     fragment in the same batch) get different ids, so that no step sees another one twice.
     """
     episodes, t = batch[SampleBatch.EPS_ID], batch[SampleBatch.T]
@@ -163,40 +163,40 @@ class Steps:
         }
         self._shape = shape
         self._row = 0  # that all envs write next
-        self._rows: npt.NDArray[np.int64] | None = None  # (E,) of each, once they are apart
+        self._rows: npt.NDArray[np.int64] | None = None  # (E,) of each env, once they differ
         self._finals: list[tuple[int, int, Array]] = []
 
     def next_place(self) -> Place | None:
-        """Where the next step of all envs goes that lack steps; None if none does."""
+        """The place of the next step of all envs that need one; None if none does."""
         if self._rows is None:
             return (self._row, _ALL) if self._row < self._shape[0] else None
         envs = np.flatnonzero(self._rows < self._shape[0])
         return (self._rows[envs], envs) if len(envs) else None
 
     def write(self, place: Place, columns: Mapping[str, Array]) -> None:
-        """Writes what the step at a place has in some columns, (B, ...) each."""
+        """Writes columns (B, ...) of the step at a place."""
         for name, column in columns.items():
             self._columns[name][place] = column
 
     def write_inputs(self, place: Place, inputs: Array) -> None:
-        """Writes (B, I) what the actor computed its distribution from, for actors that say it."""
+        """Writes what the actor computed its distribution from, (B, I), if it reports that."""
         if ACTOR_INPUTS not in self._columns:
             shape = (*self._shape, inputs.shape[1])
             self._columns[ACTOR_INPUTS] = np.empty(shape, inputs.dtype)
         self._columns[ACTOR_INPUTS][place] = inputs
 
     def advance(self, place: Place) -> None:
-        """The step at a place is whole."""
+        """Marks the step at a place as complete."""
         if self._rows is None:
             self._row += 1
         else:
             self._rows[place[1]] += 1
 
     def take_back(self, envs: Array, num_steps: Array) -> Array:
-        """Drops the last steps (B,) of some envs (B,), as far as they are here.
+        """Drops the last steps (B,) of some envs (B,), as far as they are in this fragment.
 
         Returns:
-            (B,) Whether that was all that the env had here.
+            (B,) whether nothing of the env is left.
         """
         if self._rows is None:
             self._rows = np.full(self._shape[1], self._row)
@@ -206,14 +206,14 @@ class Steps:
         return nothing_left
 
     def place_of(self, envs: Array) -> Place:
-        """Where the next step of some envs (B,) goes, once they are apart."""
+        """The place of the next step of some envs (B,), once their rows differ."""
         assert self._rows is not None
         return self._rows[envs], envs
 
     def end_at_limit(self, envs: Array, obs: Array) -> None:
         """Keeps the observations (B, O) after the time limits that some envs (B,) reach now.
 
-        To be called before that step is whole; their values bootstrap it.
+        Call it before that step is complete; their values bootstrap it.
         """
         rows = np.full(self._shape[1], self._row) if self._rows is None else self._rows
         self._finals += [(int(rows[e]), int(e), o) for e, o in zip(envs, obs, strict=True)]

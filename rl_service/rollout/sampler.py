@@ -1,7 +1,7 @@
 """Steps a vector of environments and writes whole columns; knows no Ray.
 
-One policy call per vector step. Of an episode that fails in its environment no row of the current
-fragments remains; in the running statistics remains what it had shown before it failed.
+There is one policy call per vector step. If an episode fails in its environment, its rows are
+removed from the current fragments; what it showed before stays in the running statistics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPISODES_PER_ENV = 1 << 20
 
 
 class Acted(NamedTuple):
-    """What a policy says about one vector of observations."""
+    """A policy's answer to one vector of observations."""
 
     actions: Array
     """(E,) integers or (E, A) floats in normalised units."""
@@ -35,7 +35,7 @@ class Acted(NamedTuple):
     dist_inputs: Array
     """(E, num_dist_inputs)."""
     inputs: Array | None
-    """(E, I) what they were computed from, if that is not the observation itself."""
+    """(E, I) what they were computed from, if not from the observation itself."""
 
 
 class Episode(NamedTuple):
@@ -48,16 +48,16 @@ class Episode(NamedTuple):
 
 
 class VectorSampler:
-    """E environments, stepped together, cut into fragments.
+    """Steps E environments together and cuts the steps into fragments.
 
     Args:
         envs: the environments; each resets by itself when its episode ends.
         act: policy: the last observations of E environments to actions.
         action_spec: maps policy actions to env actions.
-        num_context_steps: K-1 earlier steps that a fragment brings along.
+        num_context_steps: K-1, the earlier steps that come with a fragment.
         acting_context_length: observations that the policy acts on, the current one included.
-        obs_filter: normalises observations, None leaves them.
-        return_scaler: scales rewards for learning, None leaves them.
+        obs_filter: normalises observations; None leaves them as they are.
+        return_scaler: scales rewards for learning; None leaves them as they are.
         worker_index: keeps episode ids of different workers apart.
         max_failures: episodes that may fail in one call of `sample`.
     """
@@ -93,7 +93,7 @@ class VectorSampler:
         self._obs: npt.NDArray[np.float32] | None = None
         """(E, O) observations to act on, normalised; None before the first reset."""
         self._astray: list[int] = []
-        """Envs that a restore did not bring back to where they were."""
+        """Envs that `restore` could not bring back to their recorded step."""
 
     def pop_episodes(self) -> list[Episode]:
         """Episodes that have ended since the last call."""
@@ -128,7 +128,7 @@ class VectorSampler:
         steps = Steps(num_steps, len(self.envs), self._obs.shape[1], self._action_spec)
         while (place := steps.next_place()) is not None:
             self._step(steps, place)
-        # Where the last step ended its episode there is nothing to bootstrap at the cut.
+        # If the last step ended its episode, there is nothing to bootstrap at the cut.
         columns, ends = steps.lay_out(self._context, np.flatnonzero(self._t), self._obs)
         if self._num_context_steps:
             lengths = np.minimum(self._t, self._num_context_steps)
@@ -138,7 +138,7 @@ class VectorSampler:
         return columns
 
     def _step(self, steps: Steps, place: Place) -> None:
-        """Takes one step in the envs of a place."""
+        """Takes one step in the envs at a place."""
         assert self._obs is not None
         envs = place[1]
         acted = self._act(self._history.observed(self._obs[envs], envs))
@@ -167,7 +167,7 @@ class VectorSampler:
             self._book(steps, steps.place_of(numbers[kept]), stepped.rows(kept))
 
     def _book(self, steps: Steps, place: Place, stepped: Stepped) -> None:
-        """Books a step that went well, and begins new episodes where it ended one."""
+        """Records a step that worked, and starts new episodes in envs whose episode ended."""
         assert self._obs is not None
         envs, rewards = place[1], stepped.rewards
         self._returns[envs] += rewards
@@ -188,7 +188,7 @@ class VectorSampler:
         steps.advance(place)
 
     def _drop(self, steps: Steps, errors: Mapping[int, str]) -> None:
-        """Takes back the running episodes of envs that failed, and begins new ones in them."""
+        """Removes the running episodes of envs that failed, and starts new ones in them."""
         for e, error in errors.items():
             self._stepping.fail(e, error)
         envs = np.array(list(errors))
@@ -228,7 +228,7 @@ class VectorSampler:
         return copy.deepcopy(state)  # a snapshot: sampling writes into these arrays
 
     def restore(self, state: dict[str, Any]) -> list[int]:
-        """Goes on from a state; replays each env's episode up to the recorded step.
+        """Continues from a state; replays each env's episode up to the recorded step.
 
         Returns:
             Envs that are not deterministic and did not come back to where they were; those

@@ -1,4 +1,4 @@
-"""Rollout workers that were asked for and are not ready: they wait for a CPU, or start."""
+"""Rollout workers that were requested and are not ready: they wait for a CPU, or start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Spawn(Protocol):
 
 @dataclass
 class Start:
-    """A worker on its way."""
+    """A worker that is starting."""
 
     index: int
     actor: ActorHandle
@@ -41,22 +41,22 @@ class Start:
     """Resolves when the worker is ready."""
     is_reserved: bool
     replaces: bool
-    """Whether it takes the place of a lost one."""
+    """Whether it replaces a lost worker."""
     placed_at: float | None = None
     """When it was first seen to have its CPUs; None: it waits for room."""
 
 
 class FailedStart(NamedTuple):
-    """A worker that will not be ready."""
+    """A worker that failed to start."""
 
     start: Start
     reason: str
     raised: bool
-    """Whether its own code did, rather than that its process, its node or its time was lost."""
+    """Whether its own code failed, rather than its process, its node or its time limit."""
 
 
 class Starts:
-    """All workers of a run that are on their way.
+    """All workers of a run that are starting.
 
     Args:
         spawn: starts a worker.
@@ -80,8 +80,8 @@ class Starts:
         """Starts more workers, those of a checkpoint first.
 
         Args:
-            count: of them.
-            num_replacing: how many of them take the place of lost ones.
+            count: how many.
+            num_replacing: how many of them replace lost workers.
             num_reserved: reserved places that no ready worker has; some may start there.
         """
         taken = sum(start.is_reserved for start in self._starts.values())
@@ -98,13 +98,13 @@ class Starts:
         return [*again, *range(first, self.next_index)]
 
     def call_off(self, count: int, is_reserved: bool) -> None:
-        """Ends the newest of those with reserved places, or of the others."""
+        """Ends the newest worker with a reserved place, or without one."""
         found = [start for start in self._starts.values() if start.is_reserved == is_reserved]
         for start in sorted(found, key=lambda it: -it.index)[:count]:
             self._end(start)
 
     def wait(self, timeout_s: float) -> None:
-        """Until one of them is ready or has failed."""
+        """Waits until one of them is ready or has failed."""
         refs = [start.node_id for start in self._starts.values()]
         if refs:
             ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
@@ -112,7 +112,7 @@ class Starts:
             time.sleep(timeout_s)
 
     def collect(self) -> tuple[list[tuple[Start, str]], list[FailedStart]]:
-        """Takes out those that are ready, each with its node's id, and those that have failed."""
+        """Removes and returns those that are ready, with their node's id, and those that failed."""
         ready: list[tuple[Start, str]] = []
         failed: list[FailedStart] = []
         by_ref = {start.node_id: start for start in self._starts.values()}
@@ -142,7 +142,7 @@ class Starts:
                 yield FailedStart(start, reason, raised=False)
 
     def placed(self) -> list[Start]:
-        """Those that have their CPUs already."""
+        """The number of workers that already have their CPUs."""
         self._looked_at = time.monotonic()
         for start in self._starts.values():
             if start.placed_at is None and is_placed(start.actor):
@@ -162,10 +162,10 @@ def _done(refs: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
 
 
 class BackOff:
-    """When the next try is due after some that came to nothing: 1, 2, 4, … s later.
+    """When to try again after failures: 1, 2, 4, … s later.
 
     Args:
-        longest_s: that a try is put off.
+        longest_s: longest time between two attempts.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -179,7 +179,7 @@ class BackOff:
         return time.monotonic() >= self._due_at
 
     def put_off(self) -> str:
-        """Puts the next try off, once for all that fail meanwhile.
+        """Postpones the next attempt, once for all failures meanwhile.
 
         Returns:
             When it is.
@@ -192,7 +192,7 @@ class BackOff:
         return f"next try in {self._due_at - now:.2g} s"
 
     def forget(self) -> None:
-        """Something came of the last try."""
+        """Resets the delay: the last attempt worked."""
         self._failures, self._due_at = 0, 0.0
 
 
@@ -205,7 +205,7 @@ _DEATHS = {
 
 
 def reason_of(error: Exception) -> str:
-    """What is behind an error of Ray, in a few words."""
+    """The cause of a Ray error, in a few words."""
     text = one_line(error)
     for told, short in _DEATHS.items():
         if told in text:

@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 
 class Stepped(NamedTuple):
-    """What B envs answered to one action each."""
+    """The results of one action in each of B envs."""
 
     obs: Array
     """(B, O)"""
@@ -38,16 +38,16 @@ class Stepped(NamedTuple):
     ended: npt.NDArray[np.bool_]
     """(B,) terminated or truncated."""
     errors: dict[int, str]
-    """What went wrong in some of the B; nothing else here counts for those."""
+    """Errors by row; the other fields mean nothing for these rows."""
 
     def rows(self, rows: Array) -> Stepped:
-        """Some of them, which did not fail."""
+        """Some of the rows, none of which failed."""
         obs, rewards, terminated, ended, _ = self
         return Stepped(obs[rows], rewards[rows], terminated[rows], ended[rows], {})
 
 
 class Stepping:
-    """E environments of one worker and the episodes that failed in them.
+    """Steps the E environments of a worker, and records episodes that failed.
 
     Args:
         envs: the environments.
@@ -75,7 +75,7 @@ class Stepping:
         return failures
 
     def step(self, envs: Any, actions: Array) -> Stepped:
-        """Takes an action (B, ...) of the policy in each of some envs: (B,), or a full slice."""
+        """Takes the policy's actions (B, ...) in some envs: (B,) numbers, or a full slice."""
         env_actions = self._action_spec.to_env(actions)
         if self._action_spec.kind == "discrete":
             env_actions = env_actions.tolist()
@@ -96,7 +96,7 @@ class Stepping:
         return Stepped(stacked, rewards, terminated, terminated | truncated, errors)
 
     def _stack(self, observed: list[Any], errors: dict[int, str]) -> Array:
-        """(B, O); adds to the errors those that have another shape."""
+        """Observations (B, O); those of another shape are added to the errors."""
         try:
             stacked = np.stack(observed)
             if stacked.shape[1:] == self._shape:
@@ -121,7 +121,7 @@ class Stepping:
     def reset(self, envs: Iterable[int]) -> Array:
         """The first observations (B, O) of new episodes in some envs.
 
-        Where a reset fails, the episode counts as failed and the next one is tried.
+        If a reset fails, the episode counts as failed and the next one is tried.
 
         Raises:
             TrainingFailedError: if more than `max_failures` episodes have failed.
@@ -207,7 +207,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts the next episode; an explicit seed resets the env outside the numbering."""
+        """Starts the next episode. A reset with an explicit seed is not counted."""
         self.alive_at = time.monotonic()
         self._actions = []
         if seed is None:
@@ -254,11 +254,11 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         }
 
     def skip_episodes(self, last: int) -> None:
-        """Goes on with the episode after a number that was played before."""
+        """Continues with the episode after a number of episodes."""
         self._episode = last
 
     def replay(self, state: dict[str, Any]) -> bool:
-        """Plays the recorded episode again up to the recorded step.
+        """Replays the recorded episode up to the recorded step.
 
         Returns:
             Whether that led to the recorded observation; false if the env is not deterministic,

@@ -1,4 +1,4 @@
-"""The scaling policy that needs no advice: the fewest workers that the learner need not wait for.
+"""The default scaling policy: the fewest workers with which the learner hardly waits.
 
 After the actor is updated, workers sample the next batch while the critic is fitted, so with n
 workers an iteration lasts
@@ -40,7 +40,7 @@ class Proposal(NamedTuple):
 
 
 class _Learner(NamedTuple):
-    """What an iteration does beside sampling, in seconds."""
+    """The parts of an iteration other than sampling, in seconds."""
 
     rest_s: float
     critic_s: float
@@ -63,7 +63,7 @@ class ThroughputPolicy:
 
     Args:
         target_share: of an iteration in which the learner may wait, 0…1.
-        most: workers that there can be at all.
+        most: largest possible number of workers.
     """
 
     delayed = True
@@ -197,7 +197,7 @@ class SampleTimes:
         """The count that was measured last; 0: none yet."""
 
     def add(self, iteration: int, num_workers: int, time_s: float) -> bool:
-        """Takes in the time of one batch.
+        """Adds the time of one batch.
 
         Returns:
             Whether it was used: the first batch of a count warms its workers up, and times that

@@ -44,18 +44,18 @@ HEALTH = "health"
 
 
 class Broadcast(NamedTuple):
-    """What every worker takes over before it samples."""
+    """What every worker receives before it samples."""
 
     weights: dict[str, Any]
     """Of the actor."""
     filters: dict[str, RunningFilter]
     """Merged over all workers, by name."""
     weights_version: int
-    """Updates that the actor has behind it."""
+    """Number of updates of the actor so far."""
 
 
 class Samples(NamedTuple):
-    """What one request to sample brings home, or all requests for a batch together."""
+    """What one request to sample returns, or all requests for a batch together."""
 
     batch: SampleBatch
     """Rows of fragments."""
@@ -65,7 +65,7 @@ class Samples(NamedTuple):
     workers: set[int]
     """Indices of the rollout workers that sampled; none if the learner's own process did."""
     weights_version: int
-    """Of the oldest weights that sampled a part of it: how many updates the actor had behind it."""
+    """Updates of the actor before the oldest weights that sampled a part of the batch."""
     time_s: float = 0.0
     """That the batch took."""
     filters: dict[str, RunningFilter] = {}  # noqa: RUF012, never written
@@ -79,18 +79,18 @@ def create_env(context: EnvContext) -> SeededEpisodes:
 
 
 class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
-    """Samples fragments with their context, as the model's view requirements ask."""
+    """Samples fragments with the context that the model's view requirements ask for."""
 
     def __init__(self, **kwargs: Any) -> None:
         resources = kwargs["config"].settings.resources
         is_learner = kwargs.get("worker_index", 0) == 0
-        if is_learner:  # RLlib makes it an env unless it knows of others that have some
+        if is_learner:  # otherwise RLlib gives it an env of its own
             kwargs["num_workers"] = resources.num_env_runners
         prepare_process(resources.learner_threads if is_learner else resources.worker_threads)
         seed_process(kwargs["config"].settings.seed + kwargs.get("worker_index", 0))
         super().__init__(**kwargs)
         self.weights_version = 0
-        """Updates that the actor has behind it."""
+        """Number of updates of the actor so far."""
         self._alive_at = time.monotonic()
         self._vector_sampler = None if self.async_env is None else self._build_sampler()
         spare_the_collector()
@@ -130,7 +130,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             self.filters[RETURNS] = RunningFilter(())
 
     def join(self, state: dict[str, Any] | None) -> str:
-        """The first call of an actor; returns Ray's id of the node that it is on.
+        """The first call of an actor; returns the id of its Ray node.
 
         Args:
             state: from a checkpoint, to continue from; None for a new worker.
@@ -143,13 +143,13 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
     def seconds_since_step(self) -> float:
         """Seconds since the policy was last asked, or an env began a step or a reset.
 
-        Asked while it samples.
+        It answers while the worker samples.
         """
         envs = () if self._vector_sampler is None else self._vector_sampler.envs
         return time.monotonic() - max([self._alive_at, *(env.alive_at for env in envs)])
 
     def request(self, num_vector_steps: int, broadcast: Broadcast) -> Samples:
-        """One round trip: takes weights and filters, samples, gives away what was seen."""
+        """One round trip: receives weights and filters, samples, and returns the samples."""
         self._alive_at = time.monotonic()
         self.policy_map[DEFAULT_POLICY_ID].set_weights(broadcast.weights)
         self.sync_filters(broadcast.filters)
@@ -157,7 +157,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         return self.sample_and_report(num_vector_steps)
 
     def sample_and_report(self, num_vector_steps: int) -> Samples:
-        """Samples with the weights that are there, and gives away what was seen."""
+        """Samples with the current weights; returns the samples and what the filters have seen."""
         batch = self.sample(num_vector_steps)
         filters = self.get_filters(flush_after=True)
         return Samples(
@@ -199,7 +199,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         return [] if self._vector_sampler is None else self._vector_sampler.pop_failures()
 
     def get_rollout_state(self) -> dict[str, Any]:
-        """Where this worker stands: envs, context, random state; for an exact resume."""
+        """The worker's envs, context and random state, for an exact resume."""
         sampler = self._vector_sampler
         return {
             "sampler": None if sampler is None else sampler.state(),
@@ -210,7 +210,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         """Continues where `get_rollout_state` was called.
 
         Args:
-            state: that it gave.
+            state: what it returned.
         """
         if self._vector_sampler is not None and state["sampler"] is not None:
             self._restore_episodes(self._vector_sampler, state["sampler"])
