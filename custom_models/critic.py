@@ -1,4 +1,4 @@
-"""What every critic reads: chunks of a trajectory, the values of whose last steps are asked for."""
+"""What every critic reads: chunks of a trajectory, of whose last steps it gives the values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 PADDING_SEGMENT = -1
-"""Segment id of rows that stand for no step; no step ever sees them."""
+"""Segment id of padding rows, which no step ever sees."""
 
 
 class Chunks(NamedTuple):
@@ -23,7 +23,7 @@ class Chunks(NamedTuple):
     actions: Tensor
     """(B, T) integers or (B, T, A) floats. The last step's own action is never seen."""
     rewards: Tensor
-    """(B, T) what followed each action, scaled as for learning; as little seen."""
+    """(B, T) the reward after each action, scaled as for learning. The last one is never seen."""
     timesteps: Tensor
     """(B, T) steps since the episode's reset."""
     segment_ids: Tensor
@@ -34,9 +34,9 @@ class Critic(nn.Module):
     """Maps chunks to the (normalised) values of their last steps."""
 
     reads_rewards: bool = False
-    """Whether it looks at `Chunks.rewards`, which nobody has where a policy is served."""
+    """Whether it reads `Chunks.rewards`, which are not known where a policy is served."""
     steps_per_value: int = 1
-    """Steps that are passed over for one more value: what its memory grows with."""
+    """Steps that each further value passes over, which is what memory grows with."""
 
     @abstractmethod
     def forward(self, chunks: Chunks, num_values: int) -> Tensor:

@@ -63,7 +63,7 @@ class GPT2Critic(Critic):
 
     @property
     def sizes_without_folder(self) -> dict[str, Any]:
-        """Settings that build it without the folder that it began from; none if that is needed."""
+        """Settings that build it without its original folder; None if it needs that folder."""
         trunk = self.trunk
         if not trunk.is_plain:
             return {}
@@ -87,7 +87,7 @@ class GPT2Critic(Critic):
         return tokens
 
     def embed_actions(self, chunks: Chunks) -> Tensor:
-        """What is known of each step once its action is taken, (B, T, C); no value of its own."""
+        """(B, T, C) what is known of a step after its action; its own value does not see it."""
         embedded: Tensor = self.embed_action(chunks.actions)
         return embedded
 
@@ -98,9 +98,9 @@ class GPT2Critic(Critic):
         return values  # (B, num_values)
 
     def _window_values(self, tokens: Tensor, segment_ids: Tensor, num_values: int) -> Tensor:
-        """A pass of its own for each value's window of K steps; values (B, num_values)."""
+        """One pass for each value's window of K steps; values (B, num_values)."""
         short = num_values + self.context_length - 1 - tokens.shape[1]
-        if short > 0:  # the chunk brings less context than a window holds: pad on the left
+        if short > 0:  # the chunk has less context than a window: pad on the left
             tokens = nn.functional.pad(tokens, (0, 0, 0, 0, short, 0))
             segment_ids = nn.functional.pad(segment_ids, (short, 0), value=PADDING_SEGMENT)
         num_steps = num_values + self.context_length - 1

@@ -27,7 +27,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 def orthogonal_linear(in_features: int, out_features: int, gain: float) -> nn.Linear:
     """A linear layer with orthogonal weights and zero bias, the usual start in policy gradients.
 
-    What the gain of the last policy layer decides was measured in arXiv 2006.05990.
+    arXiv 2006.05990 measured the effect of the last policy layer's gain.
     """
     layer = nn.Linear(in_features, out_features)
     nn.init.orthogonal_(layer.weight, gain)
@@ -132,7 +132,7 @@ class FeedForwardActor(Actor):
             self.head = GaussianHead(width, action_spec, log_std, log_std_init)
 
     def encode(self, history: History) -> Tensor:
-        """The current observations: nothing else is looked at."""
+        """The current observations, and nothing else."""
         return torch.from_numpy(history.obs[:, -1]).to(next(self.parameters()).device)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Categorical:
         self.log_probs = F.log_softmax(logits, dim=-1)  # (B, A)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draws as `torch.multinomial` does, without its checks, which cost more than the draw."""
+        """Draws like `torch.multinomial`, without its checks, which cost more than the draw."""
         waits = torch.empty_like(self.log_probs).exponential_(generator=generator)  # (B, A)
         return (self.log_probs.exp() / waits).argmax(dim=-1)  # (B,)
 

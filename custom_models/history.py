@@ -1,4 +1,4 @@
-"""What an actor may look at when it acts: the current observation and the steps before it."""
+"""What an actor can read when it acts: the current observation and the steps before it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class History(NamedTuple):
     obs: FloatArray
     """(B, K, O); the last one is to be acted on."""
     actions: npt.NDArray[Any]
-    """(B, K-1) integers or (B, K-1, A) floats: what was done at each observation but the last."""
+    """(B, K-1) integers or (B, K-1, A) floats: the action at each observation except the last."""
     num_steps: npt.NDArray[np.int64]
-    """(B,) how many of the K-1 earlier steps there are: the last ones, of the same episode."""
+    """(B,) how many of the K-1 earlier steps are of the same episode; these are the last ones."""
 
     def rows(self, rows: slice) -> History:
         """The histories of some of the episodes."""
@@ -56,7 +56,7 @@ class RunningHistory:
     def observed(self, obs: FloatArray, envs: Any = _ALL) -> History:
         """The histories that end in observations (B, O) of these envs; by default all.
 
-        They may be views, to be used at once.
+        They may be views: use them before the next call.
         """
         if self._earlier == 0:
             return History(obs[:, None], self._actions[envs], self._num_steps[envs])
@@ -81,10 +81,10 @@ class RunningHistory:
         self._num_steps[envs] = 0
 
     def state(self) -> dict[str, Any]:
-        """All of it, as arrays."""
+        """The whole state, as arrays."""
         return {"obs": self._obs, "actions": self._actions, "num_steps": self._num_steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a state."""
+        """Continues from a state."""
         self._obs = None if state["obs"] is None else np.array(state["obs"])
         self._actions, self._num_steps = np.array(state["actions"]), np.array(state["num_steps"])

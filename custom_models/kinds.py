@@ -1,8 +1,8 @@
 """Kinds of models and algorithms, found by name: those that ship here, and `module:Class` of yours.
 
 A kind is a light settings class (no torch and no Ray at import) that names its implementation,
-which is imported at first use. Nothing else asks which kind it has: what differs between kinds
-stands in these two classes.
+which is imported at first use. No other code asks which kind it has: what differs between kinds
+is in these two classes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, WrapValidator, model
 from pydantic_core import PydanticCustomError
 
 UNKNOWN_KIND = "unknown_kind"
-"""Type of pydantic's error for a name that `Kinds` does not find."""
+"""Type of pydantic's error for a name that `Kinds` cannot find."""
 _allowed: set[str] = set()
 
 
 def allow_module(name: str) -> None:
-    """Lets bundles, which may be a stranger's, import kinds from this module and those in it."""
+    """Lets bundles, which may be a stranger's, import kinds from this module and its submodules."""
     _allowed.add(name)
 
 
@@ -43,7 +43,7 @@ def import_own(name: str) -> ModuleType:
 
 
 def import_object(path: str) -> Any:
-    """What `module:name` stands for, a module of ours or of the user's.
+    """The object that `module:name` refers to, in this package or the user's code.
 
     Raises:
         ValueError: if the module cannot be imported or has no such name.
@@ -58,7 +58,7 @@ def import_object(path: str) -> Any:
 
 
 def callables_of(module: ModuleType) -> list[str]:
-    """Names that a hint may offer in place of one that is missing."""
+    """Names that a hint may suggest."""
     return [name for name, value in vars(module).items() if callable(value)]
 
 
@@ -70,10 +70,10 @@ class Kind(BaseModel):
     kind: ClassVar[str] = ""
     """Name of a kind that ships with the package."""
     implementation: ClassVar[str]
-    """`module:Class` of what does the work."""
+    """`module:Class` of the implementation."""
 
     name: str = ""
-    """The kind's name: one of ours, or `module:Class`."""
+    """The kind's name: that of a built-in kind, or `module:Class`."""
 
     @model_validator(mode="after")
     def _called_by_its_class(self) -> Self:
@@ -85,7 +85,7 @@ class Kind(BaseModel):
 
     @classmethod
     def full_name(cls) -> str:
-        """Under which `Kinds` finds the class."""
+        """The name under which `Kinds` finds the class."""
         return cls.__dict__.get("kind") or f"{cls.__module__}:{cls.__qualname__}"
 
     @property
@@ -94,7 +94,7 @@ class Kind(BaseModel):
         return self.name.rpartition(":")[2]
 
     def import_implementation(self) -> Any:
-        """The class that does the work.
+        """The implementation.
 
         Raises:
             ValueError: if it cannot be imported.
@@ -111,7 +111,7 @@ class Kinds(Generic[AnyKind]):
     Args:
         word: what they are, for messages: `model`, `algorithm`.
         base: what a class from outside must derive from.
-        ours: those that ship with the package.
+        ours: the built-in kinds.
     """
 
     def __init__(self, word: str, base: type[AnyKind], *ours: type[AnyKind]) -> None:

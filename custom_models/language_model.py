@@ -24,7 +24,7 @@ from custom_models.configs import LLMPolicyConfig
 
 _CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 _NUM_POSITIONS = 1024
-"""Longest prompt of a model that is built here."""
+"""Longest prompt, in tokens, of a model that is built here."""
 _RANDOM_WEIGHTS_SEED = 0
 _TOKENIZER_FILES = "tokenizer.json", "tokenizer.model", "vocab.json"
 
@@ -46,7 +46,7 @@ def load_tokenizer(config: LLMPolicyConfig) -> Any:
         )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # what a damaged file raises is not documented
+    except Exception as error:  # errors of damaged files are not documented
         raise ValueError(
             f"the tokenizer in {folder} cannot be read ({type(error).__name__}); save it again"
         ) from error
@@ -76,7 +76,7 @@ def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
         folder = find_model(config.pretrained)
         wanted = folder, fingerprint(folder), config.num_layers
         model = _frozen(*wanted)
-        if model.device.type != "cpu":  # a learner has taken it to its GPU
+        if model.device.type != "cpu":  # a learner has moved it to its GPU
             _frozen.cache_clear()
             model = _frozen(*wanted)
         return model
@@ -91,7 +91,7 @@ def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
 
 @lru_cache(maxsize=1)
 def _frozen(folder: Path, sha256: str, num_layers: int | None) -> Any:
-    """Of a folder as it is: `sha256` keeps apart what has lain there at different times."""
+    """Loads a folder; `sha256` distinguishes its contents at different times."""
     config = LLMPolicyConfig(pretrained=str(folder), num_layers=num_layers)
     return _load(config, 0).requires_grad_(False).eval()
 
@@ -126,7 +126,7 @@ def _load(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
 
 
 def _shorten(model_config: Any, num_layers: int) -> None:
-    """Makes a configuration of transformers one of the first layers alone."""
+    """Reduces a configuration of transformers to the first layers."""
     model_config.num_hidden_layers = num_layers
     kinds = getattr(model_config, "layer_types", None)
     if kinds:
@@ -174,7 +174,7 @@ def num_positions(config: LLMPolicyConfig) -> int | None:
 
 
 def num_layers(config: LLMPolicyConfig) -> int:
-    """Layers that there are to keep.
+    """Number of layers of a model.
 
     Raises:
         FileNotFoundError: if there is no such folder or fetched model.
@@ -185,7 +185,7 @@ def num_layers(config: LLMPolicyConfig) -> int:
 
 
 def _read_config(name: str) -> Any:
-    """What a folder says of its model.
+    """The configuration of a folder's model.
 
     Raises:
         FileNotFoundError: if there is no such folder or fetched model.
@@ -194,7 +194,7 @@ def _read_config(name: str) -> Any:
     folder = find_model(name)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # what a damaged file raises is not documented
+    except Exception as error:  # errors of damaged files are not documented
         raise ValueError(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(

@@ -29,7 +29,7 @@ from custom_models.observation_text import PADDING, PromptWriter
 from custom_models.spaces import ActionSpec
 
 _CUE = "\nAction:"
-"""Stands between the observation and the text of an action that is scored."""
+"""Text between the observation and the action that is scored."""
 _MEAN_SCALE = 0.1
 """Of the Gaussian mean's weights at the start, as the seed has it."""
 
@@ -60,7 +60,7 @@ class LLMActor(Actor):
         """Entries of a step's input."""
         self._task_cache: Any = None
         self._task_place: Any = None
-        """Device and precision in which the task was read."""
+        """Device and precision with which the task was read."""
         if config.action_scoring == "tokens":
             self._actions = _padded(self.writer.action_tokens)  # (A, L)
             return
@@ -76,7 +76,7 @@ class LLMActor(Actor):
             _start_as_the_seed(self.head.mean)
 
     def train(self, mode: bool = True) -> LLMActor:
-        """The language model never drops anything out: a policy is one function."""
+        """The language model never uses dropout: a policy is one function."""
         super().train(mode)
         self.language_model.eval()
         return self
@@ -117,7 +117,7 @@ class LLMActor(Actor):
     def encode(self, history: History) -> Tensor:
         """The inputs (B, num_inputs) of B steps: one batched call of a frozen language model."""
         tokens = torch.from_numpy(self.writer.prompts(history)).to(self._device)
-        if self.is_frozen:  # and shared with other actors, maybe on another device
+        if self.is_frozen:  # and shared with other actors, possibly on another device
             return self.last_hidden(tokens).to(next(self.head.parameters()).device)
         return F.pad(tokens, (self.num_inputs - tokens.shape[1], 0), value=PADDING)
 
@@ -131,7 +131,7 @@ class LLMActor(Actor):
 
     @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
-        """The hidden states (B, C) that the inputs stand for."""
+        """The hidden states (B, C) of the inputs."""
         return inputs if self.is_frozen else self._in_micro_batches(self.last_hidden, inputs)
 
     def _in_micro_batches(self, read: Any, tokens: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ _ACTOR, _CRITIC = "actor.", "critic."
 
 
 class ActorCritic(nn.Module):
-    """Base of all kinds: a small feed-forward actor, and a critic that the kind builds.
+    """Base class of all kinds: a small feed-forward actor, and a critic that the kind builds.
 
     The actor sees the last `config.acting_context_length` observations of an episode; the critic
     sees as many earlier steps as `config.num_context_steps` says.
@@ -26,7 +26,7 @@ class ActorCritic(nn.Module):
         config: which nets, and their sizes.
         observation_size: O, entries of a flattened observation.
         action_spec: the actions.
-        with_critic: False where only actions are computed (rollout workers, serving).
+        with_critic: False if only actions are computed (rollout workers, serving).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ActorCritic(nn.Module):
 
     @classmethod
     def build_actor(cls, config: Any, observation_size: int, action_spec: ActionSpec) -> Actor:
-        """The actor alone: all that a trained policy needs to act."""
+        """Builds only the actor, which is all that a trained policy needs to act."""
         return FeedForwardActor(
             observation_size,
             action_spec,
@@ -65,7 +65,7 @@ class ActorCritic(nn.Module):
     def build_critic(
         cls, config: Any, observation_size: int, action_spec: ActionSpec, feature_size: int
     ) -> Critic:
-        """The critic alone.
+        """Builds only the critic.
 
         Args:
             config: of this kind.
@@ -177,7 +177,7 @@ def build_actor_critic(
         with_critic: as for `ActorCritic`.
 
     Raises:
-        FileNotFoundError: if `config.pretrained` holds no such model.
+        FileNotFoundError: if `config.pretrained` has no such model.
     """
     net: type[ActorCritic] = config.import_implementation()
     return net(config, observation_size, action_spec, with_critic=with_critic)

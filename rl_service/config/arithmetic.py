@@ -1,4 +1,4 @@
-"""Checks between settings of different groups that need neither the machine nor the env."""
+"""Checks of settings against each other, which need neither the machine nor the environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _batch_problems(settings: Settings) -> list[str]:
     envs = settings.resources.num_envs_per_env_runner
     samplers = max(1, settings.resources.num_env_runners)
     if settings.env_steps_per_update != batch:
-        return _update_problems(settings)  # a whole number of updates implies all else
+        return _update_problems(settings)  # a whole number of updates implies everything else
     problems = []
     if minibatch > batch:
         problems.append(
@@ -108,7 +108,7 @@ def _policy_problems(resources: ResourceSettings) -> list[str]:
 
 
 def _idle_problems(resources: ResourceSettings) -> list[str]:
-    """Settings that would do nothing, since the number of workers stays fixed."""
+    """Settings that have no effect while the number of workers is fixed."""
     policy = resources.autoscaling_policy
     asked = {
         f"autoscaling_policy={policy}": ":" in policy,
@@ -151,7 +151,7 @@ def _bound_problems(resources: ResourceSettings) -> list[str]:
 
 
 def _elastic_batch_problems(settings: Settings) -> list[str]:
-    """Whether every worker has at least one vector step of a batch to take."""
+    """Whether every worker has at least one vector step of a batch."""
     resources, batch = settings.resources, settings.env_steps_per_update
     most, envs = resources.max_env_runners, resources.num_envs_per_env_runner
     vector_steps = batch // envs

@@ -1,4 +1,4 @@
-"""What groups of settings are made of: strict, immutable, with bounded numbers."""
+"""Base class and number types of the groups of settings: strict, immutable, bounded."""
 
 from __future__ import annotations
 

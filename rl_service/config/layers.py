@@ -16,7 +16,7 @@ class Layer:
     """Raw settings from one source."""
 
     source: str
-    """Where they come from, as the user knows it: a file, a flag, a preset."""
+    """Where they come from, in the user's words: a file, a flag, a preset."""
     values: dict[str, Any] = field(default_factory=dict)
     """The seed, and one mapping a group."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Layer:
             if isinstance(content, Mapping):
                 continue
             del self.values[group]
-            if content is not None:  # an empty group is written `env:` and gives nothing
+            if content is not None:  # an empty group, written `env:`, gives nothing
                 problems.append(
                     f"{group}={content!r} (from {self.source}): it is a group of settings; "
                     f"give {group}.name=value one by one"
@@ -57,9 +57,9 @@ class Layer:
 def merge(layers: list[Layer]) -> dict[str, Any]:
     """Merges layers key by key; later layers win.
 
-    A layer that gives only one of `stop.iterations` and `stop.env_steps` takes away the other
-    that an earlier layer gave: whoever asks for a length means that length. `env.kwargs` of a
-    file replaces an earlier one as a whole, so that a written-down run reads back exactly.
+    A layer that gives only one of `stop.iterations` and `stop.env_steps` removes the other one of
+    an earlier layer, since the user means the length that they gave last. `env.kwargs` of a file
+    replaces an earlier one as a whole, so that a dumped run reads back exactly.
     """
     merged: dict[str, Any] = {group: {} for group in GROUPS}
     for layer in layers:
@@ -76,7 +76,7 @@ def merge(layers: list[Layer]) -> dict[str, Any]:
 
 
 def source_of(layers: list[Layer], group: str, key: str | None) -> str | None:
-    """Source of the layer that had the last word on `group.key`; None for a default."""
+    """Source of the last layer that gives `group.key`; None for a default."""
     for layer in reversed(layers):
         if layer.has(group, key):
             return layer.source

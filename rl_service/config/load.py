@@ -39,7 +39,7 @@ _EXAMPLE = "expected group.key=value, such as algorithm.gamma=0.99"
 
 @dataclass(frozen=True)
 class LoadedSettings:
-    """Settings, and what the user should know of how they came about, one line each."""
+    """Settings, and notes for the user on where they come from, one line each."""
 
     settings: Settings
     notes: list[str]
@@ -59,12 +59,12 @@ def load_settings(
 
     Args:
         config: a YAML file, or the name of a shipped one (`quickstart`).
-        model: model name, ours or the paper's (`ppo_ex`, `ppo_gpt`).
+        model: model name, also the paper's (`ppo_ex`, `ppo_gpt`).
         algorithm: algorithm name.
         env: environment id.
         flags: values of further flags by dotted key (`stop.iterations`); None means not given.
-        on_top: settings that some other file has; they win over flags.
-        overrides: `group.key=value` texts; they win over everything else.
+        on_top: settings from another file; they override flags.
+        overrides: `group.key=value` texts; they override everything else.
 
     Raises:
         SettingsError: with all problems of all sources.
@@ -80,14 +80,14 @@ def load_settings(
 
 
 def checked(layers: list[Layer], problems: list[str]) -> Settings:
-    """The settings that layers make together, the later ones winning.
+    """Merges layers into settings; later layers override earlier ones.
 
     Args:
         layers: lowest first.
-        problems: found before, to be reported together with what is found here.
+        problems: found earlier, reported together with those found here.
 
     Raises:
-        SettingsError: with all problems, if there is any.
+        SettingsError: with all problems, if there are any.
     """
     settings, found = validate(merge(layers), partial(source_of, layers))
     problems = problems + found
@@ -128,7 +128,7 @@ def _flag_layer(flags: Mapping[str, Any]) -> Layer:
 
 
 def _resolve_names(given: list[Layer]) -> tuple[Layer, Layer, list[str]]:
-    """Names after aliases, the preset that they lead to, and notes on both."""
+    """Names after resolving aliases, the preset for them, and notes on both."""
     defaults = Settings()
     env_id, note = resolve_env_id(str(winner(given, "env", "id") or defaults.env.id))
     model = str(winner(given, "model", "name") or defaults.model.name)
@@ -148,10 +148,10 @@ def _resolve_names(given: list[Layer]) -> tuple[Layer, Layer, list[str]]:
 
 
 def _preset_layer(kind: str, env_id: str, model: str, algorithm: str) -> tuple[Layer, list[str]]:
-    """The preset that the names lead to, and a note on it.
+    """The preset for the names, and a note on it.
 
-    Without one for the algorithm, PPO's gives all but the algorithm's settings: what it says of
-    the environment and the model holds all the same.
+    Without a preset for the algorithm, PPO's gives everything except the algorithm's settings:
+    those of the environment and the model still apply.
     """
     preset = find_preset(kind, env_id, model, algorithm)
     if preset is not None:
@@ -173,15 +173,15 @@ def change_settings(
 
     Args:
         settings: of the run so far.
-        iterations: its new length, which takes the place of every other criterion of `stop`;
-            None keeps them.
-        overrides: `group.key=value` texts; they win.
+        iterations: its new length, which replaces every other criterion of `stop`; None keeps
+            them.
+        overrides: `group.key=value` texts, which override the rest.
 
     Returns:
-        The settings, and a note for each value that is another than before.
+        The settings, and a note for each value that changed.
 
     Raises:
-        SettingsError: with all problems, also those of keys that make a run what it is.
+        SettingsError: with all problems, also for keys that a run cannot change.
     """
     override_layer, problems = parse_overrides(list(overrides))
     problems += _fixed_keys(override_layer)
@@ -195,7 +195,7 @@ def change_settings(
 
 
 def _fixed_keys(layer: Layer) -> list[str]:
-    """One problem for each key that a run keeps from its start to its end."""
+    """One problem for each key that a run cannot change."""
     given = [
         f"{group}.{key}" if key else group
         for group, values in layer.values.items()
@@ -261,7 +261,7 @@ def _put(layer: Layer, text: str) -> None:
         case [group, name] if group in GROUPS:
             layer.put(group, name, value)
         case [name] if name not in GROUPS:
-            layer.values[name] = value  # the seed; the schema refuses others, naming the nearest
+            layer.values[name] = value  # the seed; the schema refuses other names
         case [group, *_] if group in GROUPS:
             raise ValueError(_EXAMPLE)
         case _:

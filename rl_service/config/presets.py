@@ -33,8 +33,8 @@ def find_preset(kind: str, env_id: str, model: str, algorithm: str = "ppo") -> s
     Args:
         kind: `paper` or `tuned`.
         env_id: exact gymnasium id.
-        model: the paper's model name (`paper`) or ours (`tuned`).
-        algorithm: the names of PPO's presets leave it out.
+        model: the paper's model name (`paper`), or that of the package (`tuned`).
+        algorithm: not part of the names of PPO's presets.
     """
     suffix = "" if algorithm == "ppo" else f"_{algorithm}"
     name = f"{kind}/{env_id}_{model}{suffix}"
@@ -45,7 +45,7 @@ def resolve_settings_file(config: Path) -> Path:
     """The file that `--config` means: a path, or the name of a shipped preset.
 
     Raises:
-        SettingsError: if there is neither.
+        SettingsError: if neither exists.
     """
     if config.is_file():
         return config
@@ -61,7 +61,7 @@ def resolve_settings_file(config: Path) -> Path:
 
 
 PAPER_MODELS = {"ppo_ex": "mlp", "ppo_gpt": "gpt2_critic"}
-"""Our model for a name of the paper's; its preset is the paper's Table I."""
+"""The model for each of the paper's names; its preset is the paper's Table I."""
 
 ENV_ALIASES = {
     "LunarLander-v2": "LunarLander-v3",

@@ -43,7 +43,7 @@ def validate(raw: dict[str, Any], source_of: SourceOf) -> tuple[Settings | None,
 
 
 def _under_unknown_names(raw: dict[str, Any], names: Names) -> list[Any]:
-    """What else is wrong in groups of unknown name: values that the default's keys refuse."""
+    """Further problems in groups with an unknown name: values that the default kind refuses."""
     unknown = [group for group, name in names.items() if KINDS[group].get(name) is None]
     if not unknown:
         return []
@@ -86,7 +86,7 @@ def _problem(detail: Any, names: Names, source_of: SourceOf) -> str:
             return f"{group}.name={names[group]}{where}: {reason}"
         more = tuple(PAPER_MODELS) if group == "model" else ()
         return _unknown_name(group, names[group], (*KINDS[group].ours, *more))
-    if detail["type"] == "value_error":  # from a check of our own, which names the settings
+    if detail["type"] == "value_error":  # from our own validator, which names the settings
         return f"{name}{where if key else ''}: {reason.removeprefix('Value error, ')}"
     reason = reason.replace("Input should", "must").replace("a valid integer", "an integer")
     return f"{name}={_shown(detail['input'])}{where}: {reason}"

@@ -1,4 +1,4 @@
-"""YAML as settings need it: no duplicate keys, and `1e-4` is a number."""
+"""YAML for settings: no duplicate keys, and `1e-4` is a number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXPONENT_WITHOUT_DOT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader that refuses a key given twice; plain YAML keeps the last one in silence."""
+    """Safe loader that refuses duplicate keys; plain YAML silently keeps the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -38,7 +38,7 @@ def parse_yaml(text: str) -> Any:
     """Parses YAML text.
 
     Raises:
-        yaml.YAMLError: if it is no YAML.
+        yaml.YAMLError: if it is not valid YAML.
     """
     return yaml.load(text, Loader=_Loader)
 
@@ -47,7 +47,7 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     """Reads a YAML file that holds settings.
 
     Raises:
-        SettingsError: if it cannot be read or holds no mapping.
+        SettingsError: if it cannot be read or is not a mapping.
     """
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))

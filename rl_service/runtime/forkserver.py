@@ -1,4 +1,4 @@
-"""Ray workers that are forked from a process that has torch and RLlib loaded already.
+"""Ray workers that are forked from a process that has already loaded torch and RLlib.
 
 A new Ray worker is a new Python, which spends seconds of CPU time on imports. Here the first worker
 of a run on a node leaves a server process behind that has imported everything and is otherwise
@@ -40,7 +40,7 @@ _COMMAND = (
 )
 _RAYLET = "RAY_RAYLET_PID"  # set by Ray
 _IDLE_S = 60.0
-_IMPORTS_S = 120.0  # at most, on a busy machine
+_IMPORTS_S = 120.0  # at most, even on a busy machine
 _REQUEST_S = 10.0
 _LENGTH = struct.Struct("!I")
 

@@ -22,7 +22,7 @@ def available_cpus() -> int:
 
 def available_gpus() -> int:
     """CUDA devices that torch sees."""
-    import torch  # takes seconds, and only asked for when a run wants a GPU
+    import torch  # takes seconds, and only runs that want a GPU need it
 
     return torch.cuda.device_count()
 
@@ -36,7 +36,7 @@ def missing_cpus(
         resources: the workers asked for.
         cpus: how many CPUs there are.
         there: says where they are and how many.
-        remedy: what else to do than to ask for fewer workers.
+        remedy: what to do instead of asking for fewer workers.
     """
     workers, each = resources.num_workers_to_begin_with, resources.num_cpus_per_env_runner
     if workers * each <= cpus:
@@ -69,12 +69,12 @@ def _cgroup_cpus() -> int | None:
 
 
 def was_too_slow(said: str) -> bool:
-    """Whether Ray gave a node up since it took too long, from what Ray said."""
+    """Whether Ray gave up a node because it took too long, from Ray's message."""
     return "node timed out during startup" in said
 
 
 def ray_remedy(problem: str) -> str:
-    """What helps against what Ray says when it does not start."""
+    """The remedy for Ray's message when it does not start."""
     folder = Path.home() / ".ray"
     if str(folder) in problem:
         return f"Ray keeps a token there: make {folder} writable, or set HOME to a folder that is"
@@ -85,12 +85,12 @@ def usable_port(flag: str, port: int, host: str) -> int:
     """The port, or a free one for 0.
 
     Args:
-        flag: that the port was given with.
+        flag: the flag that gave the port.
         port: 0 takes a free one.
-        host: address that will be bound to.
+        host: address to bind to.
 
     Raises:
-        SettingsError: if somebody has the port, or the host is none of this machine's.
+        SettingsError: if the port is taken, or the host is not an address of this machine.
     """
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -24,7 +24,7 @@ def prepare_process(num_threads: int) -> None:
     to half of the pass. Without glibc nothing is changed.
 
     Args:
-        num_threads: of torch's operators; torch's default would fight the rollout workers.
+        num_threads: of torch's operators; torch's default would compete with rollout workers.
     """
     torch.set_num_threads(num_threads)
     libc = ctypes.CDLL(None)
@@ -34,10 +34,10 @@ def prepare_process(num_threads: int) -> None:
 
 
 def spare_the_collector() -> None:
-    """Lets garbage collection pass over what is loaded by now, which stays till the end.
+    """Excludes everything loaded so far from garbage collection, since it stays until the end.
 
-    Ray, RLlib and torch leave about a million objects behind; looking through them again and
-    again took a tenth of a short update.
+    Ray, RLlib and torch create about a million objects; scanning them repeatedly took a tenth of a
+    short update.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
@@ -65,12 +65,12 @@ RandomState = tuple[Any, Any, torch.Tensor]
 
 
 def random_state() -> RandomState:
-    """Where the generators of this process stand, for trainings that take turns in it."""
+    """State of this process's random generators, for trainings that take turns in it."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
 def set_random_state(state: RandomState) -> None:
-    """Goes on from what `random_state` returned."""
+    """Restores what `random_state` returned."""
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])

@@ -1,4 +1,4 @@
-"""Ray for the length of a run: the cluster that is there, or a local one of its own."""
+"""Ray for the length of a run: an existing cluster, or a local one of the run's own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ray_session(
 
     Args:
         resources: of the training.
-        num_gpus: that a Ray of its own has; None: as many as the training takes.
+        num_gpus: GPUs of a Ray that is started here; None: as many as the training takes.
         load: modules that are needed next; they are imported while Ray starts.
 
     Raises:
@@ -81,7 +81,7 @@ def ray_session(
 
 @contextmanager
 def _loading(modules: Sequence[str]) -> Iterator[None]:
-    """Imports in another thread until the end of the block; its errors come when they are used."""
+    """Imports modules in another thread during the block; errors appear when they are used."""
 
     def load() -> None:
         with suppress(Exception):
@@ -110,7 +110,7 @@ def _connect(address: str, runtime_env: dict[str, str]) -> None:
 
 
 def _runtime_env() -> dict[str, str]:
-    """Of all workers that this process starts, and of those that they start."""
+    """Runtime environment of all workers that this process starts, directly or not."""
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     if _WITH_OWN_PYTHON & (job.get("runtime_env") or {}).keys():
         return {}
@@ -129,7 +129,7 @@ def _knock(address: str) -> None:
 
 
 def start_ray(**arguments: Any) -> None:
-    """Starts a Ray of our own with `ray.init`; once more if its node was too slow to start.
+    """Starts a local Ray with `ray.init`, a second time if its node was too slow to start.
 
     Args:
         arguments: of `ray.init`, besides the address.

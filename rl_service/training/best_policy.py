@@ -65,7 +65,7 @@ class BestPolicy:
         return True
 
     def adopt(self, bundle: Path) -> None:
-        """Takes an earlier best policy, such as that of a checkpoint, in place of this one."""
+        """Replaces this policy by an earlier best one, such as that of a checkpoint."""
         with replacing_folder(self.path) as folder:
             shutil.copytree(bundle, folder, dirs_exist_ok=True)
         self.score = self._score_on_disk()
@@ -97,7 +97,7 @@ class BestPolicy:
         )
 
     def _score_on_disk(self) -> float | None:
-        """Score of the bundle there is: it may be newer than the checkpoint of a killed run."""
+        """Score of the existing bundle, which may be newer than a killed run's checkpoint."""
         try:
             spec = load_bundle(self.path, self._algo.settings.model.base_model).spec
         except BundleError:  # absent, or damaged: the next policy replaces it
@@ -117,13 +117,13 @@ def register_best(
 
     Args:
         bundle: its folder.
-        base_model: folder or name of the language model that it was trained on, if any.
+        base_model: folder or name of its language model, if any.
         tracking: may name the registry; else the environment does.
-        output_dir: the registry lies in it, beside `checkpoints`, if neither names one.
+        output_dir: contains the registry, beside `checkpoints`, if neither names one.
         notify: receives one line that says why there is no version.
 
     Returns:
-        The version; None if it could not be registered, which ends no run.
+        The version; None if it could not be registered, which does not end the run.
     """
     given = tracking.registry or os.environ.get(REGISTRY_VARIABLE)
     try:

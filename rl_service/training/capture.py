@@ -1,4 +1,4 @@
-"""Keeps the console for our own lines: everything else goes to the run's log file."""
+"""Keeps the console for the command's own lines; everything else goes to the run's log file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def captured_output(log_path: Path) -> Iterator[tuple[TextIO, TextIO]]:
 
 @contextlib.contextmanager
 def _kept(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
-    """A stream on what the descriptor is now, to which the descriptor returns at the end."""
+    """A stream to the descriptor's present target, which the descriptor gets back at the end."""
     saved = os.dup(descriptor)
     # A console that cannot show a character gets a question mark, not a traceback.
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -57,7 +57,7 @@ def _kept(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _line_buffered(stream: TextIO) -> Iterator[None]:
-    """Lets the log show a line at once, where the stream was made for a pipe.
+    """Lets the log show each line at once, also if the stream was made for a pipe.
 
     The stream itself stays: libraries keep it and write to it long after the block.
     """

@@ -4,7 +4,7 @@
     checkpoints/.saving-*             one that is being written
     checkpoints/.deleting-*           one that is being removed
 
-Names that start with a dot are never read; those that a killed run left go with the next save.
+Names that start with a dot are never read; the next save removes those of a killed run.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class CheckpointStore:
         """Saves a checkpoint; a kill or a full disk at any moment leaves the last whole one.
 
         Args:
-            iteration: iterations that the state has done.
-            write: writes the state's files into the empty folder that it is given.
+            iteration: number of iterations done.
+            write: writes the state's files into an empty folder.
 
         Returns:
             The checkpoint's folder.

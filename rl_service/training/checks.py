@@ -28,7 +28,7 @@ def check_settings(settings: Settings) -> list[str]:
 
 
 def check_machine(settings: Settings) -> list[str]:
-    """The reasons in the environment, the weights, the registry, a scaling policy, CPUs, GPUs."""
+    """The same for the environment, weights, registry, scaling policy, CPUs and GPUs."""
     problems = [*_env_problems(settings), *settings.model.weights_problems()]
     problems += check_policy(settings.resources)
     problems += _registry_problems(settings.tracking.registry)
@@ -38,7 +38,7 @@ def check_machine(settings: Settings) -> list[str]:
 
 
 def _env_problems(settings: Settings) -> list[str]:
-    """Tries the environment; a language model must also be able to write what it shows."""
+    """Tries the environment; a language model must also be able to write its observations."""
     try:
         observation_space, action_space = try_env(settings.env)
     except EnvError as error:
@@ -49,7 +49,7 @@ def _env_problems(settings: Settings) -> list[str]:
 
 
 def _registry_problems(root: str | None) -> list[str]:
-    """Why nothing here reaches the registry, which is found out without asking it."""
+    """Why the registry cannot be reached from here, as far as is known without asking it."""
     try:
         PolicyRegistry(root)
     except RegistryError as error:
@@ -72,8 +72,8 @@ def check_output(folder: Path, key: str = "-o/--output-dir") -> list[str]:
     Makes nothing: a folder that does not exist yet is judged by its nearest parent that does.
 
     Args:
-        folder: that is to receive them.
-        key: what the user gives another one with.
+        folder: the folder to write to.
+        key: the option or setting for another one.
     """
     return [f"output {problem}; give another one with {key}" for problem in _write_problems(folder)]
 

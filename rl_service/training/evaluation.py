@@ -1,6 +1,6 @@
-"""Plays whole episodes with a policy and says how it did.
+"""Plays whole episodes with a policy and returns its scores.
 
-The protocol of all our scores: episode i starts from seed + i, actions are the mode of the
+The protocol of all scores: episode i starts from seed + i, actions are the mode of the
 distribution, and returns are those of the environment itself.
 """
 
@@ -30,7 +30,7 @@ from rl_service.training.video import AddFrame, make_drawable_env, mp4_video
 NUM_PARALLEL_ENVS = 16
 """Episodes that run side by side; enough that a forward pass costs little per step."""
 _FIRST_REPORT_S = 10.0
-"""Later ones come after twice the time each."""
+"""Each later one comes after twice the time."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class EvaluationResult:
         return means
 
     def cut_off_text(self, max_episode_steps: int, remedy: str) -> str | None:
-        """What to say of unfinished episodes, in one line; None if there are none.
+        """One line about unfinished episodes; None if there are none.
 
         Args:
             max_episode_steps: of the evaluation.
@@ -105,8 +105,8 @@ def evaluate(
         seed: At least 0; also seeds the samples of a stochastic policy.
         deterministic: Take the mode of the action distribution instead of a sample.
         video: An mp4 file for episode 0.
-        max_episode_steps: An episode that is still running after as many env steps is cut off.
-        on_message: Gets a line now and then that says how far a long evaluation is.
+        max_episode_steps: Env steps after which an episode is cut off.
+        on_message: Receives a line now and then with the progress of a long evaluation.
 
     Raises:
         EnvError: if the environment cannot be made, read by this policy, or drawn, or if it
@@ -134,7 +134,7 @@ def evaluate(
 def _make_envs(
     stack: ExitStack, env: EnvSettings, num_envs: int, drawable: bool
 ) -> list[gym.Env[Any, Any]]:
-    """Environments that the stack closes; the first can be drawn if asked for."""
+    """Environments that the stack closes; with video, the first one can be drawn."""
     envs = []
     for index in range(num_envs):
         made = make_drawable_env(env) if drawable and index == 0 else make_env(env)
@@ -161,11 +161,11 @@ def _check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> 
 
 
 def _no_frame(env: gym.Env[Any, Any]) -> None:
-    """Without a video nothing is drawn."""
+    """Draws nothing without a video."""
 
 
 class _Episodes:
-    """The episodes under way, one in each environment, and the results so far."""
+    """The running episodes, one in each environment, and the results so far."""
 
     def __init__(
         self,

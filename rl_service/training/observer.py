@@ -64,7 +64,7 @@ class TrainingObserver(Protocol):
         """An evaluation ended; `row` holds the `evaluation/*` keys and `training_iteration`."""
 
     def on_message(self, text: str) -> None:
-        """Something that the user should know, in one line."""
+        """Receives a line for the user."""
 
     def on_finish(self, result: TrainResult) -> None:
         """The run ended by itself or was asked to stop; not called after an exception."""

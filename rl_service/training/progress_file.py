@@ -54,7 +54,7 @@ class ProgressFile:
         """All whole rows, oldest first; none if there is no file yet.
 
         Raises:
-            CheckpointError: naming a line that is no JSON object.
+            CheckpointError: naming a line that is not a JSON object.
         """
         if not self.path.exists():
             return []

@@ -19,7 +19,7 @@ from rl_service.training.tracking import RunStatus
 logger = logging.getLogger(__name__)
 
 PREFIX = "rl_service_training_"
-"""Of a gauge's name, whose rest is the row's key; Ray puts `ray_` before it."""
+"""Prefix of a gauge's name, before the row's key; Ray puts `ray_` before it."""
 TAGS = ("experiment", "run", "env", "model", "algorithm")
 SHOWN = (
     "training_iteration",
@@ -46,7 +46,7 @@ may last longer."""
 class RayMetricsTracker:
     """Sets gauges, and sets them again while an iteration lasts.
 
-    A run that has ended, or was killed, is gone from the page half a minute later.
+    A run that has ended or was killed disappears from the page half a minute later.
     """
 
     def __init__(self, run: Run) -> None:
@@ -65,7 +65,7 @@ class RayMetricsTracker:
         self._thread = threading.Thread(target=self._refresh, daemon=True)
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
-        """Shows the row's numbers; those that it lacks stay as they are."""
+        """Shows the row's numbers; gauges of missing keys keep their values."""
         # Another dict, not the same one changed: the thread may be reading it.
         self._newest = self._newest | numbers_of({k: row[k] for k in SHOWN if k in row})
         self._set()

@@ -4,7 +4,7 @@
     config.yaml          resolved settings
     environment.json     versions, source state, hardware
     progress.jsonl       one object per iteration
-    log.txt              what Ray and the libraries say
+    log.txt              output of Ray and the libraries
     checkpoints/         training state, for `--resume`
 <output_dir>/checkpoints/<model>/<env>/<hash>/    the best policy, as a bundle
 """
@@ -111,9 +111,9 @@ class Run:
         return cls(path, settings)
 
     def with_settings(self, settings: Settings) -> Run:
-        """The run with other settings, which its `config.yaml` then holds.
+        """The run with changed settings, which are written to its `config.yaml`.
 
-        Only what leaves the run comparable may differ; see `rl_service.config.load`.
+        Only some settings may change; see `rl_service.config.load`.
 
         Raises:
             OutputError: if the file cannot be written; the old one stays.
@@ -125,10 +125,10 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes from working on the run; ends with this process, however it ends.
+        """Keeps other processes from working on the run, at most until this process ends.
 
         Raises:
-            CheckpointError: if another process is at work on it.
+            CheckpointError: if another process is working on it.
         """
         descriptor = os.open(self.path, os.O_RDONLY)  # not inherited by Ray's processes
         try:
@@ -187,7 +187,7 @@ class Run:
 
     @property
     def output_dir(self) -> Path:
-        """Where the run lies, since a relative `output_dir` depends on the folder of its start."""
+        """The run's output folder; a relative `output_dir` depends on where it was started."""
         if self.path.parents[1].name == RUNS_FOLDER:
             return self.path.parents[2]
         return Path(self.settings.tracking.output_dir).resolve()
@@ -200,7 +200,7 @@ def _lock_or_refuse(descriptor: int, path: Path) -> None:
         raise CheckpointError(
             f"run {path} is in progress in another process; wait for it or stop it (Ctrl-C)"
         ) from error
-    except OSError:  # a file system without locks (some network ones): nobody can be kept out
+    except OSError:  # a file system without locks, as some network ones are
         logger.warning("run %s cannot be locked here", path)
 
 
@@ -278,7 +278,7 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of the GPUs, asked of the driver: torch would reserve memory on each."""
+    """Names of the GPUs, from the driver: torch would reserve memory on each."""
     if shutil.which("nvidia-smi") is None:
         return []
     names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])

@@ -1,4 +1,4 @@
-"""Where a run's numbers are shown besides its own files."""
+"""Trackers, which show a run's numbers besides its own files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 RunStatus = Literal["finished", "stopped", "failed"]
 Notify = Callable[[str], None]
-"""Takes a line that the user should see."""
+"""Receives a line for the user."""
 
 
 class Tracker(Protocol):
@@ -36,14 +36,14 @@ class Tracker(Protocol):
         """
 
     def log_policy(self, bundle: Path, version: PolicyVersion) -> None:
-        """Keeps the run's best policy, if it keeps files; at most once, after the last numbers."""
+        """Keeps the best policy if it keeps files; called at most once, after the last numbers."""
 
     def finish(self, status: RunStatus) -> None:
-        """Writes what is buffered and lets go; nothing is logged after it."""
+        """Writes what is buffered and closes; nothing is logged after it."""
 
 
 class GuardedTracker:
-    """Passes everything on until the first failure, which it reports; then nothing more."""
+    """Passes everything on until the first failure, reports it, and then does nothing."""
 
     def __init__(self, name: str, build: Callable[[], Tracker], notify: Notify) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class GuardedTracker:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of any library: it costs the tracking, never the training
+        except Exception as error:  # of any library: it may cost the tracking, never the training
             logger.warning("%s failed", self._name, exc_info=True)
             self._notify(f"{self._name} is switched off: {one_line(error)}")
             self._tracker = None
@@ -115,7 +115,7 @@ def build_trackers(run: Run, settings: Settings, notify: Notify = logger.warning
     Args:
         run: a run; its folder receives the trackers' files.
         settings: which trackers are on.
-        notify: takes lines that the user should see.
+        notify: receives lines for the user.
     """
     trackers: list[Tracker] = []
     if settings.tracking.tensorboard:
