@@ -329,7 +329,7 @@ def all_lost(waited_s: float) -> WorkersLostError:
         waited_s: how long it waited for one.
     """
     return WorkersLostError(
-        f"no rollout worker has brought samples home for {waited_s:.0f} s "
+        f"no rollout worker has returned samples for {waited_s:.0f} s "
         f"(resources.lost_timeout_s); look for the reason in the log, make room on the cluster, "
         f"then continue with --resume"
     )

@@ -219,7 +219,7 @@ def _find(run: str | Path) -> Path:
     for config in known:
         if config.parent.name == str(run):
             return config.parent.resolve()
-    newest = f"the newest there is {known[-1].parent}" if known else "there is none yet"
+    newest = f"the newest is {known[-1].parent}" if known else "there are no runs yet"
     raise CheckpointError(f"no run '{run}': neither a folder nor an id under ./runs; {newest}")
 
 

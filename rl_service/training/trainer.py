@@ -167,9 +167,9 @@ class Trainer:
             return
         self._told_of_length = True
         self._on_message(
-            f"an episode lasted {longest:,} env steps, and to the critic all steps from "
-            f"max_timesteps={critic.max_timesteps:,} on are the same moment; start a run with "
-            f"max_timesteps={longest}, or with 1, which leaves time out"
+            f"an episode lasted {longest:,} env steps, but the critic cannot distinguish "
+            f"steps from max_timesteps={critic.max_timesteps:,} on; start a run with "
+            f"max_timesteps={longest}, or with 1 to ignore time"
         )
 
     @property

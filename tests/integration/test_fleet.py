@@ -248,7 +248,7 @@ def test_a_run_that_loses_all_workers_saves_and_ends_and_goes_on_later(tmp_path:
     )
     run = Run.create(settings, command=[])
     recorder = LosesAll(tmp_path)
-    with pytest.raises(WorkersLostError, match=r"samples home for \d+ s .*--resume"):
+    with pytest.raises(WorkersLostError, match=r"returned samples for \d+ s .*--resume"):
         train(settings, observer=recorder, run=run)
     done = recorder.rows[-1]["training_iteration"]
     assert any("the simulator is away" in m for m in recorder.messages)

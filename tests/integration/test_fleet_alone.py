@@ -182,7 +182,7 @@ def test_workers_that_all_die_while_they_sample_end_the_run(plain: Fixture, buil
     fleet = plain.fleet(2, lost_timeout_s=15.0)  # each is to die twice, on a busy machine too
     fleet.start(2)
     sampler = BatchSampler(algorithm.env_runner, fleet, algorithm.settings)
-    with pytest.raises(WorkersLostError, match=r"has brought samples home for \d+ s"):
+    with pytest.raises(WorkersLostError, match=r"has returned samples for \d+ s"):
         sampler.sample(0)
     lost = [m for m in plain.messages if "is lost (its process died)" in m]
     assert len(lost) > 2

@@ -120,10 +120,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_run_is_refused_with_the_newest_that_there_is(in_tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no run '20260101-000000-abc'.*there is none yet"):
+    unknown = r"no run '20260101-000000-abc'.*; there are no runs yet"
+    with pytest.raises(CheckpointError, match=unknown):
         Run.open("20260101-000000-abc")
     run = Run.create(settings_in("."), command=[])
-    with pytest.raises(CheckpointError, match=f"the newest there is runs/.*/{run.run_id}"):
+    with pytest.raises(CheckpointError, match=f"the newest is runs/.*/{run.run_id}"):
         Run.open("20260101-000000-abc")
 
 
