@@ -26,11 +26,11 @@ from rl_service.config.settings import (
     StopSettings,
     TrackingSettings,
 )
+from rl_service.training import train as training
 from rl_service.training.best_policy import BestPolicy
 from rl_service.training.evaluation import EvaluationResult
 from rl_service.training.run import Run
 from rl_service.training.train import train
-from rl_service.training.train import train as training
 from rl_service.training.trainer import EVALUATION_SEED_OFFSET
 from tests.support.recorder import Recorder
 

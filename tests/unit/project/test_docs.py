@@ -47,6 +47,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert dead == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_import_in_an_example_works(page: Path) -> None:
+    blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text(encoding="utf-8"))
+    for line in re.findall(r"(?m)^from \S+ import .+$", "\n".join(blocks)):
+        exec(line, {})
+
+
 def test_every_page_is_in_the_index() -> None:
     listed = {(INDEX.parent / path).resolve() for path, _ in links(INDEX)}
     pages = {page.resolve() for page in INDEX.parent.rglob("*.md")} - {INDEX.resolve()}
