@@ -1,4 +1,4 @@
-"""What every actor is: histories to inputs, inputs to an action distribution."""
+"""The base class of actors: from histories to inputs, from inputs to an action distribution."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from custom_models.history import History
 
 
 class Actor(nn.Module):
-    """A policy's net in two parts, of which an update runs the second alone.
+    """A policy's net in two parts; an update runs only the second.
 
-    `encode` makes of what was seen at a step the *input* from which `forward` computes the
-    action distribution. What `encode` does, no gradient passes.
+    `encode` turns what was seen at a step into the *input*, from which `forward` computes the
+    action distribution. No gradient passes through `encode`.
     """
 
     context_length: int = 1
@@ -24,7 +24,7 @@ class Actor(nn.Module):
     feature_size: int = 0
     """Width of `features`; 0 if the actor has none."""
     repeats_its_work: bool = True
-    """Whether `forward` does the same operations for all inputs of a shape, whatever they hold,
+    """Whether `forward` does the same operations for all inputs of a shape, whatever their values,
     so that a GPU may record them."""
     autocast_dtype: torch.dtype | None = None
     """What the matrix products of a language model compute in, on a GPU; None: its weights' own
@@ -37,7 +37,7 @@ class Actor(nn.Module):
 
     @property
     def reads_as_before(self) -> bool:
-        """Whether it reads what actors of earlier releases read, whose checkpoints do not say."""
+        """Whether it reads the same as actors of earlier releases, whose checkpoints do not say."""
         return True
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Actor(nn.Module):
         """`dist_inputs` (B, num_dist_inputs) from inputs (B, I)."""
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What a critic may read of the actor, (B, feature_size), without a gradient."""
+        """Features (B, feature_size) of the actor that a critic may read, without a gradient."""
         raise NotImplementedError
 
     def trainable_state(self) -> dict[str, Tensor]:
@@ -57,14 +57,14 @@ class Actor(nn.Module):
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
     def own_state(self) -> dict[str, Tensor]:
-        """The weights that a fresh actor of the same configuration has not: what to save."""
+        """The weights that differ from those of a fresh actor, which are what to save."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Takes weights that `trainable_state` or `own_state` gave.
+        """Loads weights from `trainable_state` or `own_state`.
 
         Raises:
-            RuntimeError: if they are of another net.
+            RuntimeError: if they belong to another net.
         """
         if weights.keys() not in (self.trainable_state().keys(), self.own_state().keys()):
             raise RuntimeError("the actor's weights have other names than the given ones")

@@ -1,6 +1,6 @@
 """Attention of blocks of queries over sliding windows of keys.
 
-On a CPU, memory decides: a head of 8 features (the GPT2PPO seed) does 16 FLOP a score in a
+On a CPU, memory decides: a head of 8 features (as in GPT2PPO) does 16 FLOP a score in a
 product, so scores that leave the cache cost more than their arithmetic. They are therefore made
 block by block and head by head, as in FlashAttention (arXiv 2205.14135): never stored, made again
 for the gradient. Scores lie keys by queries, so that every product has few rows and many columns
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _TILE_SCORES = 1 << 18
-"""Most scores of one tile, unless one head alone has more."""
+"""Most scores of a tile, unless a single head has more."""
 _LOG2_E = math.log2(math.e)
 """2^x takes 0.4 times as long as e^x."""
 
@@ -49,7 +49,7 @@ def block_attention(
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, step: int, dropout: float) -> Tensor:
-    """The same with torch's fused kernel, for devices that have one of their own."""
+    """The same with torch's fused kernel, for devices that have one."""
     width, num_blocks = mask.shape[2], mask.shape[1]
     query = q.flatten(0, 1).transpose(-1, -2)  # (B*N, H, r, D)
     key, value = (_windows(x, width, step, num_blocks) for x in (k, v))  # (B*N, H, w, D)

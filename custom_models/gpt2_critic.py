@@ -23,7 +23,7 @@ from custom_models.transformer import GPT2Trunk, load_gpt2
 class GPT2Critic(Critic):
     """Value of a step from the K steps that end in it.
 
-    `attention="window"` recomputes the window of every value from the embeddings: the seed's
+    `attention="window"` recomputes the window of every value from the embeddings: the paper's
     function, and the reference. `attention="banded"` makes one causal pass in which each token
     looks back K steps per layer. With one layer both are the same function.
     """

@@ -2,8 +2,8 @@
 
 The last token's hidden state goes through two small layers to the action distribution, or each
 discrete action's text is scored as a continuation of the prompt (TWOSOME, arXiv 2401.14151). What
-the learner needs of a step is its *input*: the hidden state where the language model is frozen,
-which then never runs in an update; else the prompt's tokens.
+the learner needs of a step is its *input*: the hidden state if the language model is frozen,
+which then never runs in an update; otherwise the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from custom_models.spaces import ActionSpec
 _CUE = "\nAction:"
 """Text between the observation and the action that is scored."""
 _MEAN_SCALE = 0.1
-"""Of the Gaussian mean's weights at the start, as the seed has it."""
+"""Scale of the initial weights of the Gaussian's mean."""
 
 
 class LLMActor(Actor):
@@ -82,12 +82,12 @@ class LLMActor(Actor):
         return self
 
     def own_state(self) -> dict[str, Tensor]:
-        """What differs from the pretrained model, if there is one."""
+        """The weights that differ from the pretrained model, if there is one."""
         from_folder = self.config.pretrained is not None and not self.config.random_weights
         return self.trainable_state() if from_folder else super().own_state()
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """As for every actor; a frozen model with random weights must have come out the same.
+        """Like that of every actor; a frozen model with random weights must be the same one.
 
         Raises:
             RuntimeError: if the weights are of another net, or the frozen ones of another release
@@ -194,7 +194,7 @@ class LLMActor(Actor):
         return copy.deepcopy(self._task_cache)
 
     def _read_task(self, device: torch.device) -> Any:
-        # To be used outside of inference, too.
+        # Usable outside of inference mode, too.
         with torch.inference_mode(False), torch.no_grad(), self._precision():
             tokens = torch.tensor([self.writer.task_tokens], device=device)
             return self._trunk(input_ids=tokens, use_cache=True).cache
@@ -247,7 +247,7 @@ class LLMActor(Actor):
 def build_writer(
     config: LLMPolicyConfig, tokenizer: Any, observation_size: int, action_spec: ActionSpec
 ) -> PromptWriter:
-    """The writer of a model's prompts.
+    """What writes a model's prompts.
 
     Raises:
         ValueError: if the tokenizer cannot write numbers, or settings and actions do not fit.

@@ -103,7 +103,7 @@ def _connect(address: str, runtime_env: dict[str, str]) -> None:
     try:
         _knock(address)
         ray.init(runtime_env=runtime_env)
-    except Exception as error:  # Ray raises what it likes; all of it means the same here
+    except Exception as error:  # Ray raises many types; all mean the same here
         raise ResourceError(
             f"no Ray cluster answers at RAY_ADDRESS={address} ({brief(error, 200)}); {remedy}"
         ) from error
@@ -155,9 +155,9 @@ def start_ray(**arguments: Any) -> None:
 
 
 def protect_token() -> None:
-    """Keeps Ray's token to its owner: who reads it can run code as that user.
+    """Makes Ray's token readable by its owner only: whoever reads it can run code as that user.
 
-    Ray itself writes a new one for all to read. To be called before Ray starts.
+    Ray itself writes a new one that all can read. Call this before Ray starts.
 
     Raises:
         ResourceError: if the folder of the token cannot be written.
@@ -190,7 +190,7 @@ def _close_to_others(path: Path) -> None:
 def _end_half_started(error: Exception) -> None:
     """Ends the processes of a node that did not start; Ray leaves them until we exit.
 
-    Nobody but the error knows that node.
+    Only the error refers to that node.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
@@ -200,7 +200,7 @@ def _end_half_started(error: Exception) -> None:
 
 
 def _check_cpus(resources: ResourceSettings, address: str) -> None:
-    """Ray would wait for missing CPUs for ever."""
+    """Ray would wait for missing CPUs forever."""
     coming = coming_cpus()
     if coming is None and resources.is_elastic:
         return  # its autoscaler may bring nodes
@@ -213,7 +213,7 @@ def _check_cpus(resources: ResourceSettings, address: str) -> None:
 
 @contextmanager
 def own_sigterm() -> Iterator[None]:
-    """Undoes what `ray.init` does to SIGTERM: there it ends the process with a status of Ray's."""
+    """Undoes what `ray.init` does to SIGTERM: it would end the process with Ray's own status."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -234,14 +234,14 @@ _MEMORY_S = 60.0  # a process takes up to a minute to start on a cold or busy no
 
 
 def cpus_now() -> float:
-    """Logical CPUs of the nodes that there are."""
+    """Logical CPUs of the current nodes."""
     return float(ray.cluster_resources().get("CPU", 0.0))
 
 
 def coming_cpus() -> float | None:
     """CPUs of the nodes that the cluster's autoscaler may still bring; None if it does not say.
 
-    A Ray of one's own gets no more nodes. On another cluster only the autoscaler knows; that of
+    A local Ray gets no more nodes. On another cluster only the autoscaler knows; that of
     `rl-service cluster autoscale` says so, others do not.
     """
     most = cluster_state.get_max_resources_from_cluster_config()  # there is no public call
@@ -251,7 +251,7 @@ def coming_cpus() -> float | None:
 
 
 def _is_foreign() -> bool:
-    """Whether others have started this Ray. What it starts itself has its node's variables."""
+    """Whether somebody else started this Ray. Its own processes have its node's variables."""
     is_driver = ray.get_runtime_context().get_actor_id() is None
     return bool(os.environ.get("RAY_ADDRESS")) if is_driver else OWN_RAY not in os.environ
 
@@ -268,10 +268,10 @@ class Capacity:
         self._cpus_per_worker = cpus_per_worker
         self._count_held = count_held
         self._answers: list[tuple[float, int | None]] = []
-        """When Ray was asked, and what followed."""
+        """When Ray was asked, and the answers."""
 
     def placeable(self) -> int | None:
-        """Workers that can be had, those that are there included; None if nobody knows a bound.
+        """Workers that there is room for, including present ones; None if no limit is known.
 
         The largest answer of the last minute: the CPUs of a worker that has just died, or whose
         process is being started, are for a while neither free nor known to be its own.
