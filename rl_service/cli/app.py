@@ -9,13 +9,13 @@ import typer
 
 from rl_service.cli.cluster import cluster
 from rl_service.cli.compare import compare
+from rl_service.cli.console import command_group
 from rl_service.cli.doctor import doctor
 from rl_service.cli.evaluate import evaluate
-from rl_service.cli.jobs import jobs
+from rl_service.cli.jobs import jobs, submit
 from rl_service.cli.models import models
 from rl_service.cli.policies import policies
 from rl_service.cli.serve import serve
-from rl_service.cli.submit import submit
 from rl_service.cli.train import train
 from rl_service.cli.tune import tune
 from rl_service.common.errors import (
@@ -34,31 +34,18 @@ def _with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-app = typer.Typer(
-    name="rl-service",
-    help="Train transformer policies with RLlib across rollout workers, evaluate and serve them.",
+app = command_group(
+    "rl-service",
+    "Train transformer policies with RLlib across rollout workers, evaluate and serve them.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"token_normalize_func": _with_dashes, "help_option_names": ["-h", "--help"]},
 )
-app.command()(train)
-app.command()(evaluate)
-app.command()(compare)
-app.command()(tune)
-app.command()(serve)
-app.command()(doctor)
-app.add_typer(models)
-app.add_typer(policies)
+for verb in (train, evaluate, compare, tune, serve, doctor):
+    app.command()(verb)
 app.command(context_settings={"ignore_unknown_options": True})(submit)
-app.add_typer(cluster)
-app.add_typer(jobs)
-
-
-@app.callback(invoke_without_command=True)
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+for group in (models, policies, cluster, jobs):
+    app.add_typer(group)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0, 1 if a run failed, 2 for bad input, 75 if it lost all its rollout
         workers, 130 after Ctrl-C.
     """
-    _make_current_folder_importable()
+    if os.getcwd() not in sys.path:  # `--env my_module:MyEnv` finds it here, as with `python -m`
+        sys.path.append(os.getcwd())
     try:
         return int(app(args=arguments, prog_name="rl-service", standalone_mode=False) or 0)
     except SettingsError as error:
@@ -98,9 +86,3 @@ def _usage(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "rl-service"
     return f"{error.format_message().rstrip('.')}; see {command} --help"
-
-
-def _make_current_folder_importable() -> None:
-    """Lets `--env my_module:MyEnv` find a module of the user, as `python -m` would."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())

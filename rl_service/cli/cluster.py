@@ -7,32 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.console import told_if_interrupted
+from rl_service.cli.console import AsJson, command_group, print_table, reported_if_interrupted
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.cluster.state import LocalCluster
-    from rl_service.cluster.status import ClusterStatus
 
-cluster = typer.Typer(
-    name="cluster",
-    help="Start a Ray cluster of several nodes on this machine, look at it, end it.",
-    rich_markup_mode=None,
+cluster = command_group(
+    "cluster", "Start a Ray cluster of several nodes on this machine, look at it, end it."
 )
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
-
-
-@cluster.callback(invoke_without_command=True)
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
 _Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Of Ray's own processes; 0 takes a free one.")
+    int, typer.Option(min=0, max=65535, help="Port of Ray's own processes; 0 takes a free one.")
 ]
 _DashboardPort = Annotated[
-    int, typer.Option(min=0, max=65535, help="Of dashboard and jobs; 0 takes a free one.")
+    int, typer.Option(min=0, max=65535, help="Port of dashboard and jobs; 0 takes a free one.")
 ]
 
 
@@ -44,7 +32,7 @@ def start(
     ] = None,
     port: _Port = 6379,
     dashboard_port: _DashboardPort = 8265,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start a cluster; submit, jobs and status find it by themselves."""
     started = _start(
@@ -57,16 +45,16 @@ def start(
 
 @cluster.command("autoscale")
 def start_autoscaling(
-    max_nodes: Annotated[int, typer.Option(help="The head, and workers at most.")] = 3,
+    max_nodes: Annotated[int, typer.Option(help="Nodes at most: the head, and workers.")] = 3,
     cpus_per_node: Annotated[int, typer.Option(help="Logical CPUs of each.")] = 1,
     idle_timeout_s: Annotated[
-        float, typer.Option(help="Seconds without work after which a worker node goes.")
+        float, typer.Option(help="Seconds without work after which a worker node ends.")
     ] = 30.0,
     port: _Port = 6379,
     dashboard_port: _DashboardPort = 8265,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Start a head whose worker nodes come when work waits for CPUs, and go when idle."""
+    """Start a head whose worker nodes start when work waits for CPUs, and end when idle."""
     started = _start(
         num_nodes=max_nodes,
         cpus_per_node=cpus_per_node,
@@ -75,8 +63,8 @@ def start_autoscaling(
         idle_timeout_s=idle_timeout_s,
     )
     typer.echo(
-        f"a head with {cpus_per_node} CPU(s) is up; up to {max_nodes - 1} worker node(s) come "
-        f"when work waits, and go after {idle_timeout_s:g} idle s"
+        f"a head with {cpus_per_node} CPU(s) is up; up to {max_nodes - 1} worker node(s) start "
+        f"when work waits, and end after {idle_timeout_s:g} idle s"
     )
     _print_started(started, as_json)
 
@@ -85,7 +73,7 @@ def _start(**wanted: Any) -> LocalCluster:
     """Starts a cluster; a signal ends what had started, and says so."""
     from rl_service.cluster.local import start_cluster
 
-    with told_if_interrupted("what had started has ended again"):
+    with reported_if_interrupted("what had started has ended again"):
         return start_cluster(**wanted, tell=lambda note: typer.echo(f"note: {note}", err=True))
 
 
@@ -103,19 +91,35 @@ def _print_started(started: LocalCluster, as_json: bool) -> None:
 
 
 @cluster.command("status")
-def show_status(as_json: _Json = False) -> None:
+def show_status(as_json: AsJson = False) -> None:
     """Show nodes, resources in use, jobs and addresses; status 1 if no cluster is up."""
     from rl_service.cluster.status import cluster_status
 
     status = cluster_status()
-    if status is not None:
-        _print(status)
-    else:
-        typer.echo("no local cluster is up; start one with rl-service cluster up")
-    if as_json:
-        typer.echo(json.dumps(None if status is None else _as_dict(status)))
     if status is None:
+        typer.echo("no local cluster is up; start one with rl-service cluster up")
+        if as_json:
+            typer.echo("null")
         raise typer.Exit(1)
+    headings = ("node", "state", "CPUs in use", "GPUs in use", "process")
+    rows = [
+        (
+            node.name,
+            "alive" if node.alive else "starting" if node.node_id is None else "dead",
+            f"{node.cpus_used:g} of {node.cpus:g}",
+            f"{node.gpus_used:g} of {node.gpus:g}",
+            str(node.pid),
+        )
+        for node in status.nodes
+    ]
+    print_table(headings, rows, right=headings[2:])
+    jobs = ", ".join(f"{count} {name.lower()}" for name, count in sorted(status.jobs.items()))
+    typer.echo(f"jobs: {jobs or 'none yet'}")
+    typer.echo(f"dashboard and jobs: {status.dashboard_url}   Ray: {status.address}")
+    typer.echo(f"up since {status.started_at}; logs are in {status.folder}")
+    if as_json:
+        nodes = [node._asdict() for node in status.nodes]
+        typer.echo(json.dumps({**status._asdict(), "nodes": nodes}))
 
 
 @cluster.command("down")
@@ -124,39 +128,11 @@ def end() -> None:
     from rl_service.cluster.jobs import stop_all_local
     from rl_service.cluster.local import end_cluster
 
-    with told_if_interrupted("the cluster is up still; jobs that were asked to stop do so"):
+    with reported_if_interrupted("the cluster is still up; jobs that were asked to stop do so"):
         stopped = stop_all_local(lambda message: typer.echo(message, err=True))
         ended = end_cluster()
     if ended is None:
         typer.echo("no local cluster is up")
         return
-    typer.echo(
-        f"ended {len(ended.nodes)} node(s)" + (f"; stopped {stopped} job(s)" if stopped else "")
-    )
-
-
-def _print(status: ClusterStatus) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("node", "state", "CPUs in use", "GPUs in use", "process"):
-        table.add_column(heading, justify="left" if heading in ("node", "state") else "right")
-    for node in status.nodes:
-        table.add_row(
-            node.name,
-            "alive" if node.alive else "starting" if node.node_id is None else "dead",
-            f"{node.cpus_used:g} of {node.cpus:g}",
-            f"{node.gpus_used:g} of {node.gpus:g}",
-            str(node.pid),
-        )
-    Console().print(table)
-    jobs = ", ".join(f"{count} {name.lower()}" for name, count in sorted(status.jobs.items()))
-    typer.echo(f"jobs: {jobs or 'none yet'}")
-    typer.echo(f"dashboard and jobs: {status.dashboard_url}   Ray: {status.address}")
-    typer.echo(f"up since {status.started_at}; logs below {status.folder}")
-
-
-def _as_dict(status: ClusterStatus) -> dict[str, object]:
-    return {**status._asdict(), "nodes": [node._asdict() for node in status.nodes]}
+    jobs = f"; stopped {stopped} job(s)" if stopped else ""
+    typer.echo(f"ended {len(ended.nodes)} node(s){jobs}")

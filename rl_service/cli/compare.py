@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.tuning.comparison import Comparison
+from rl_service.cli.console import AsJson, print_table, short_path
 
-_SHOWN = ("seeds", "env steps", "final return", "best evaluation")  # what fits on a narrow screen
+_SHOWN = ("group", "seeds", "env steps", "final return", "best evaluation")
+"""What fits on a narrow screen."""
 
 
 def compare(
@@ -37,53 +37,34 @@ def compare(
         typer.Option(
             "--metric",
             metavar="NAME",
-            help="A key of progress.jsonl to draw, again for more; else returns, losses and speed.",
+            help="A key of progress.jsonl to draw; repeatable; else returns, losses and speed.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on the last line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw runs beside each other, mean and min–max band over seeds, and tabulate their returns."""
+    from rl_service.tuning.comparison import HEADINGS, table_cells, table_row
     from rl_service.tuning.comparison import compare as write_comparison
 
     comparison = write_comparison(runs, output_dir, metrics=metrics or [])
     for note in comparison.notes:
         typer.echo(f"note: {note}", err=True)
-    _print_table(comparison)
-    if as_json:
-        typer.echo(json.dumps(_summary(comparison)))
-
-
-def _print_table(comparison: Comparison) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from rl_service.cli.figures import short_path
-    from rl_service.tuning.comparison import HEADINGS, table_cells
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("group", overflow="fold")
-    for heading in _SHOWN:
-        table.add_column(heading, justify="right", no_wrap=heading != "seeds")
-    for group in comparison.groups:
-        cells = dict(zip(HEADINGS, table_cells(group), strict=True))
-        table.add_row(*(Text(cells[heading]) for heading in ("group", *_SHOWN)))
-    Console().print(table)
+    cells = [dict(zip(HEADINGS, table_cells(group), strict=True)) for group in comparison.groups]
+    rows = [[row[heading] for heading in _SHOWN] for row in cells]
+    print_table(_SHOWN, rows, right=_SHOWN[1:], whole=_SHOWN[2:])
     typer.echo(f"figures and tables: {short_path(comparison.folder)}")
-
-
-def _summary(comparison: Comparison) -> dict[str, Any]:
-    from rl_service.tuning.comparison import table_row
-
-    groups = [
-        {**table_row(group), "runs": [str(run.path) for run in group.runs], "seeds": group.seeds}
-        for group in comparison.groups
-    ]
-    return {
-        "output_dir": str(comparison.folder),
-        "groups": groups,
-        "figures": [str(figure) for figure in comparison.figures],
-    }
+    if as_json:
+        groups = [
+            {
+                **table_row(group),
+                "runs": [str(run.path) for run in group.runs],
+                "seeds": group.seeds,
+            }
+            for group in comparison.groups
+        ]
+        summary = {
+            "output_dir": str(comparison.folder),
+            "groups": groups,
+            "figures": [str(figure) for figure in comparison.figures],
+        }
+        typer.echo(json.dumps(summary))

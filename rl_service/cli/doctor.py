@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 from packaging.requirements import Requirement
@@ -27,39 +26,10 @@ from rl_service.runtime.machine import (
     ray_remedy,
 )
 
-
-def doctor(
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", "-o", help="Folder that runs would write to.")
-    ] = Path(),
-) -> None:
-    """Say what is installed, what is missing, and how to mend it; status 1 if runs cannot work."""
-    from rich.console import Console
-    from rich.text import Text
-
-    colours = {"ok": "green", "note": "yellow", "problem": "bold red"}
-    console = Console()
-    num_problems = 0
-    for finding in diagnose(output_dir):
-        num_problems += finding.status == "problem"
-        line = Text.assemble(
-            (f"{finding.status:8}", colours[finding.status]), f"{finding.subject:21}"
-        )
-        console.print(line.append(finding.detail), soft_wrap=True)
-        if finding.remedy:
-            console.print(Text(f"{'':29}→ {finding.remedy}"), soft_wrap=True)
-    if num_problems:
-        console.print(f"{num_problems} problem(s): mend what → says")
-        raise typer.Exit(1)
-    console.print("runs work here")
-
-
-DISTRIBUTION = "rl-service"
+_DISTRIBUTION = "rl-service"
 _GIB = 2**30
 _ENOUGH_MEMORY_BYTES = 2 * _GIB
 _ENOUGH_SHARED_MEMORY_BYTES = _GIB
-
-Status = Literal["ok", "note", "problem"]
 _TIME_LIMIT_S = 90.0
 _TIME_TO_CLOSE_S = 15.0
 _DRAW = """
@@ -85,31 +55,49 @@ ray.shutdown()
 """
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that was looked at."""
 
     subject: str
-    status: Status
+    status: Literal["ok", "note", "problem"]
     """`note`: runs work, but something optional is missing or slower."""
     detail: str
     remedy: str = ""
-    """How to mend it; empty if there is nothing to mend."""
+    """How to fix it; empty if there is nothing to fix."""
 
 
-def diagnose(output_dir: Path) -> Iterator[Finding]:
-    """Looks at everything that a run needs; takes a quarter of a minute.
+def doctor(
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "-o", help="Folder that runs would write to.")
+    ] = Path(),
+) -> None:
+    """Say what is installed, what is missing, and how to fix it; status 1 if runs cannot work."""
+    from rich.console import Console
+    from rich.text import Text
 
-    Args:
-        output_dir: folder that runs would write to.
+    colours = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    console = Console()
+    num_problems = 0
+    for finding in _findings(output_dir):
+        num_problems += finding.status == "problem"
+        line = Text.assemble(
+            (f"{finding.status:8}", colours[finding.status]), f"{finding.subject:21}"
+        )
+        console.print(line.append(finding.detail), soft_wrap=True)
+        if finding.remedy:
+            console.print(Text(f"{'':29}→ {finding.remedy}"), soft_wrap=True)
+    if num_problems:
+        console.print(f"{num_problems} problem(s): do what → says")
+        raise typer.Exit(1)
+    console.print("runs work here")
 
-    Yields:
-        A finding as soon as it is known.
-    """
+
+def _findings(output_dir: Path) -> Iterator[Finding]:
+    """All that a run needs, each as soon as it is known; takes a quarter of a minute."""
     checks: list[Callable[[], Finding]] = [
         _python,
         _packages,
-        _processors,
+        lambda: Finding("processors", "ok", f"{available_cpus()} CPUs, {available_gpus()} GPUs"),
         _memory,
         _shared_memory,
         lambda: _output(output_dir),
@@ -133,9 +121,9 @@ def _python() -> Finding:
 
 def _packages() -> Finding:
     try:
-        requirements = metadata.requires(DISTRIBUTION) or []
+        requirements = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return Finding("packages", "note", f"{DISTRIBUTION} is not installed", "run `make venv`")
+        return Finding("packages", "note", f"{_DISTRIBUTION} is not installed", "run `make venv`")
     needed = [Requirement(text) for text in requirements]
     needed = [need for need in needed if need.marker is None or need.marker.evaluate()]
     wrong = [problem for need in needed if (problem := _package_problem(need))]
@@ -154,12 +142,6 @@ def _package_problem(need: Requirement) -> str | None:
     return f"{need.name} {installed} is not {need.specifier}"
 
 
-def _processors() -> Finding:
-    gpus = available_gpus()
-    detail = f"{available_cpus()} CPUs, {gpus} GPUs"
-    return Finding("processors", "ok", detail)
-
-
 def _memory() -> Finding:
     available = available_memory_bytes()
     if available is None:
@@ -173,7 +155,7 @@ def _memory() -> Finding:
 def _shared_memory() -> Finding:
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Finding("shared memory", "note", "there is no /dev/shm; Ray uses /tmp, slower")
+        return Finding("shared memory", "note", "/dev/shm is missing; Ray uses /tmp, slower")
     free = shutil.disk_usage(folder).free
     detail = f"{free / _GIB:.1f} GiB free in /dev/shm"
     if free >= _ENOUGH_SHARED_MEMORY_BYTES:
@@ -186,10 +168,9 @@ def _output(folder: Path) -> Finding:
     from rl_service.training.checks import check_output  # imports gymnasium
 
     problems = check_output(folder)
-    where = str(folder.absolute())
-    if not problems:
-        return Finding("output folder", "ok", f"{where} can be written")
-    return Finding("output folder", "problem", problems[0], "give another one with -o")
+    if problems:
+        return Finding("output folder", "problem", problems[0], "give another one with -o")
+    return Finding("output folder", "ok", f"{folder.absolute()} can be written")
 
 
 def _env(subject: str, env_id: str, remedy: str) -> Finding:
@@ -202,7 +183,7 @@ def _env(subject: str, env_id: str, remedy: str) -> Finding:
 
 
 def _renderer(subject: str, env_id: str) -> Finding:
-    problem = probe_renderer(env_id)
+    problem = _run(_DRAW, env_id)
     if problem is None:
         return Finding(subject, "ok", f"{env_id} can be drawn")
     remedy = "only `evaluate --video` needs it: apt-get install libegl1 libgl1-mesa-dri"
@@ -210,7 +191,9 @@ def _renderer(subject: str, env_id: str) -> Finding:
 
 
 def _ray() -> Finding:
-    problem = probe_ray()
+    # Ray puts sockets there, and their paths have a limit of about 100 characters.
+    with tempfile.TemporaryDirectory(prefix="rls-", ignore_cleanup_errors=True) as folder:
+        problem = _run(_START_RAY, folder)
     if problem is None:
         return Finding("Ray", "ok", "a local cluster starts and ends")
     return Finding("Ray", "problem", problem, ray_remedy(problem))
@@ -230,21 +213,10 @@ def _wandb_in_netrc() -> bool:
         return False
 
 
-def probe_renderer(env_id: str) -> str | None:
-    """Draws an environment; returns what went wrong, or None."""
-    return _run([sys.executable, "-c", _DRAW, env_id])
-
-
-def probe_ray() -> str | None:
-    """Starts and ends a local Ray cluster; returns what went wrong, or None."""
-    # Ray puts sockets there, and their paths have a limit of about 100 characters.
-    with tempfile.TemporaryDirectory(prefix="rls-", ignore_cleanup_errors=True) as folder:
-        return _run([sys.executable, "-c", _START_RAY, folder])
-
-
-def _run(command: list[str]) -> str | None:
+def _run(program: str, argument: str) -> str | None:
+    """Runs a Python program in a process of its own; returns what went wrong, or None."""
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", program, argument],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -256,7 +228,7 @@ def _run(command: list[str]) -> str | None:
     except subprocess.TimeoutExpired:
         _end(process)
         return f"no answer within {_TIME_LIMIT_S:.0f} s"
-    except BaseException:  # Ctrl-C reaches only us, since the probe has its own session
+    except BaseException:  # Ctrl-C reaches only us, since the program has its own session
         _end(process)
         raise
     if process.returncode == 0:
@@ -266,7 +238,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a probe and its children: politely, since Ray then ends its own, and then for sure."""
+    """Ends a program and its children: politely, since Ray then ends its own, then for sure."""
     process.terminate()
     try:
         process.communicate(timeout=_TIME_TO_CLOSE_S)

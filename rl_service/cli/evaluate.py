@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.models import BaseModelOption
+from rl_service.cli.console import AsJson, BaseModel
 from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.policies import BundledPolicy
     from rl_service.training.evaluation import EvaluationResult
 
 _POLICY_HELP = "A bundle's folder; NAME, NAME@ALIAS or NAME:VERSION of the registry; or zoo:NAME."
@@ -36,10 +35,8 @@ def evaluate(
     video: Annotated[
         Path | None, typer.Option(metavar="FILE.mp4", help="Write a video of the first episode.")
     ] = None,
-    base_model: BaseModelOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on the last line.")
-    ] = False,
+    base_model: BaseModel = None,
+    as_json: AsJson = False,
 ) -> None:
     """Play episodes with a trained policy, always its most likely action."""
     folder = _one_policy(policy, file_path)
@@ -48,9 +45,10 @@ def evaluate(
     from rl_service.training.evaluation import evaluate as play
 
     runner = load_bundle(folder, base_model)
+    spec = runner.spec
     result = play(
         runner,
-        runner.spec.env,
+        spec.env,
         num_episodes=num_episodes,
         seed=seed,
         video=video,
@@ -58,12 +56,27 @@ def evaluate(
         on_message=lambda text: typer.echo(text, err=True),
     )
     _print_table(result, seed, running_rew_len)
+    typer.echo(
+        f"{len(result.returns)} episodes: return {result.mean:.2f} ± {result.std:.2f}, "
+        f"min {result.min:.2f}, max {result.max:.2f}"
+    )
     if cuts := result.cut_off_text(max_episode_steps, "raise --max-episode-steps"):
         typer.echo(cuts)
     if video is not None:
         typer.echo(f"video: {video}")
     if as_json:
-        typer.echo(json.dumps(_summary(runner, result, seed, folder)))
+        summary = {
+            "env": spec.env.id,
+            "algo": spec.provenance.get("algorithm"),
+            "model": spec.model.name,
+            "seed": seed,
+            "episodes": len(result.returns),
+            "episode_return_mean": result.mean,
+            "episode_return_std": result.std,
+            "unfinished_episodes": len(result.unfinished),
+            "policy": str(folder),
+        }
+        typer.echo(json.dumps(summary))
 
 
 def _one_policy(policy: str | None, file_path: str | None) -> Path:
@@ -78,16 +91,15 @@ def _one_policy(policy: str | None, file_path: str | None) -> Path:
 def _check_counts(
     num_episodes: int, seed: int, running_rew_len: int, max_episode_steps: int
 ) -> None:
-    lowest = {
-        "--num-episodes": 1,
-        "--seed": 0,
-        "--running-rew-len": 1,
-        "--max-episode-steps": 1,
-    }
-    values = (num_episodes, seed, running_rew_len, max_episode_steps)
+    limits = [
+        ("--num-episodes", num_episodes, 1),
+        ("--seed", seed, 0),
+        ("--running-rew-len", running_rew_len, 1),
+        ("--max-episode-steps", max_episode_steps, 1),
+    ]
     problems = [
         f"{flag}={value} is too small; give at least {least}"
-        for (flag, least), value in zip(lowest.items(), values, strict=True)
+        for flag, value, least in limits
         if value < least
     ]
     if seed >= 2**31:  # as in the settings of a run
@@ -101,8 +113,7 @@ def _print_table(result: EvaluationResult, seed: int, running_rew_len: int) -> N
     from rich.table import Table
 
     table = Table()
-    headings = ("episode", "seed", "return", "length", f"mean of last {running_rew_len}")
-    for heading in headings:
+    for heading in ("episode", "seed", "return", "length", f"mean of last {running_rew_len}"):
         table.add_column(heading, justify="right")
     running = result.running_mean(running_rew_len)
     for i, (episode_return, length) in enumerate(zip(result.returns, result.lengths, strict=True)):
@@ -110,28 +121,3 @@ def _print_table(result: EvaluationResult, seed: int, running_rew_len: int) -> N
         row = (i, seed + i, f"{episode_return:.2f}", f"{length}{cut}", f"{running[i]:.2f}")
         table.add_row(*map(str, row))
     Console().print(table)
-    typer.echo(_statistics(result))
-
-
-def _statistics(result: EvaluationResult) -> str:
-    return (
-        f"{len(result.returns)} episodes: return {result.mean:.2f} ± {result.std:.2f}, "
-        f"min {result.min:.2f}, max {result.max:.2f}"
-    )
-
-
-def _summary(
-    runner: BundledPolicy, result: EvaluationResult, seed: int, folder: Path
-) -> dict[str, Any]:
-    spec = runner.spec
-    return {
-        "env": spec.env.id,
-        "algo": spec.provenance.get("algorithm"),
-        "model": spec.model.name,
-        "seed": seed,
-        "episodes": len(result.returns),
-        "episode_return_mean": result.mean,
-        "episode_return_std": result.std,
-        "unfinished_episodes": len(result.unfinished),
-        "policy": str(folder),
-    }

@@ -1,4 +1,4 @@
-"""`rl-service jobs`."""
+"""`rl-service submit` and `rl-service jobs`."""
 
 from __future__ import annotations
 
@@ -8,84 +8,133 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.console import Address
+from rl_service.cli.console import AsJson, command_group, duration, print_facts, print_table
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.cluster.address import Connection
     from rl_service.cluster.jobs import Job
 
-jobs = typer.Typer(
-    name="jobs",
-    help="Look at the jobs of a Ray cluster, read their logs, stop them.",
-    rich_markup_mode=None,
-)
+jobs = command_group("jobs", "Look at the jobs of a Ray cluster, read their logs, stop them.")
 
+_Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Dashboard of a Ray cluster; else $RAY_API_SERVER_ADDRESS or $RAY_ADDRESS, else the "
+        "cluster of `rl-service cluster up`.",
+    ),
+]
 _JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning of it.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 _RESUMED = {"train": "run", "tune": "experiment"}
-"""What a command goes on with."""
+"""What the `--resume` of a command takes."""
 
 
-@jobs.callback(invoke_without_command=True)
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+def submit(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A settings file (with a search_space it is tuned, else trained), a shipped one's "
+            "name, or train, tune, evaluate or compare.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ARGS",
+            help="Arguments of that command; a flag that submit has too goes after --.",
+        ),
+    ] = None,
+    address: _Address = None,
+    name: Annotated[
+        str | None, typer.Option(help="First part of the job's id; else from TARGET.")
+    ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--output-dir",
+            "-o",
+            help="Folder of the cluster that the job runs in, for runs/ and checkpoints/; else "
+            "this folder, if the cluster is on this machine.",
+        ),
+    ] = None,
+    cpus: Annotated[float | None, typer.Option(help="CPUs of the command's own process.")] = None,
+    gpus: Annotated[
+        float | None, typer.Option(help="GPUs of the command's own process, the learner.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show the log until the job ends; Ctrl-C detaches.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send this folder and a command to a Ray cluster; the job outlives this command.
+
+    With --follow the exit status is 0 if the job succeeds and 1 if not.
+    """
+    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.submit import Resources
+    from rl_service.cluster.submit import submit as send
+
+    connection = find_cluster(address)
+    submitted = send(
+        connection,
+        target,
+        arguments or [],
+        name=name,
+        output_dir=output_dir,
+        resources=Resources(cpus, gpus),
+    )
+    for note in submitted.notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"submitted {submitted.id}")
+    if follow:
+        _follow_to_end(connection, submitted.id, as_json=as_json)
+        return
+    typer.echo(f"follow: rl-service jobs logs {submitted.id} --follow{connection.flag}")
+    typer.echo(f"stop:   rl-service jobs stop {submitted.id}{connection.flag}")
+    if as_json:
+        typer.echo(json.dumps({"job": submitted.id, "address": connection.dashboard.url}))
 
 
 @jobs.command("list")
-def list_jobs(address: Address = None, as_json: _Json = False) -> None:
+def list_jobs(address: _Address = None, as_json: AsJson = False) -> None:
     """Show all jobs, the newest first."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from rl_service.cluster.address import find_cluster
     from rl_service.cluster.jobs import list_jobs as jobs_of
 
     dashboard = find_cluster(address).dashboard
     found = jobs_of(dashboard)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("job", no_wrap=True)
-    table.add_column("status")
-    table.add_column("started", no_wrap=True)
-    table.add_column("duration", justify="right")
-    table.add_column("command")
-    for job in found:
-        table.add_row(job.id, _state(job), _clock(job), _duration(job), Text(job.command))
     if found:
-        Console().print(table)
+        print_table(
+            ("job", "status", "started", "duration", "command"),
+            [(job.id, _state(job), _clock(job), _duration(job), job.command) for job in found],
+            right=("duration",),
+            whole=("job", "started"),
+        )
     typer.echo(f"cluster: {dashboard.url}" + ("" if found else " (no jobs yet)"))
     if as_json:
         typer.echo(json.dumps({"address": dashboard.url, "jobs": [job._asdict() for job in found]}))
 
 
 @jobs.command("status")
-def show_status(job: _JobId, address: Address = None, as_json: _Json = False) -> None:
+def show_status(job: _JobId, address: _Address = None, as_json: AsJson = False) -> None:
     """Show one job."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from rl_service.cluster.address import find_cluster
     from rl_service.cluster.jobs import find_job
 
     found = find_job(find_cluster(address).dashboard, job)
-    table = Table(box=box.SIMPLE, show_header=False)
-    shown = {
-        "job": found.id,
-        "status": _state(found),
-        "started": _clock(found),
-        "duration": _duration(found),
-        "command": found.command,
-        "git commit": found.git_commit or "–",
-        "exit code": "–" if found.exit_code is None else str(found.exit_code),
-        "message": found.message[:500] or "–",
-    }
-    for key, value in shown.items():
-        table.add_row(key, Text(value, overflow="fold"))
-    Console().print(table)
+    print_facts(
+        {
+            "job": found.id,
+            "status": _state(found),
+            "started": _clock(found),
+            "duration": _duration(found),
+            "command": found.command,
+            "git commit": found.git_commit,
+            "exit code": None if found.exit_code is None else str(found.exit_code),
+            "message": found.message[:500] or None,
+        }
+    )
     if as_json:
         typer.echo(json.dumps(found._asdict()))
 
@@ -94,9 +143,9 @@ def show_status(job: _JobId, address: Address = None, as_json: _Json = False) ->
 def show_logs(
     job: _JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until the job ends; Ctrl-C detaches.")
+        bool, typer.Option("--follow", help="Show the log until the job ends; Ctrl-C detaches.")
     ] = False,
-    address: Address = None,
+    address: _Address = None,
 ) -> None:
     """Show what a job has printed; with --follow the exit status is the job's, 0 or 1."""
     from rl_service.cluster.address import find_cluster
@@ -105,13 +154,13 @@ def show_logs(
     connection = find_cluster(address)
     found = find_job(connection.dashboard, job)
     if follow:
-        follow_to_end(connection, found.id, as_json=False)
+        _follow_to_end(connection, found.id, as_json=False)
     else:
         typer.echo(read_log(connection.dashboard, found), nl=False)
 
 
 @jobs.command("stop")
-def stop_job(job: _JobId, address: Address = None, as_json: _Json = False) -> None:
+def stop_job(job: _JobId, address: _Address = None, as_json: AsJson = False) -> None:
     """Stop a job; a training ends its iteration and saves first. Status 1 if it cannot yet."""
     from rl_service.cluster.address import find_cluster
     from rl_service.cluster.jobs import find_job
@@ -122,33 +171,27 @@ def stop_job(job: _JobId, address: Address = None, as_json: _Json = False) -> No
     found = find_job(connection.dashboard, job)
     with interruptible():
         ended = stop(connection.dashboard, found, lambda line: typer.echo(line, err=True))
-    typer.echo(_how_it_stopped(found, ended))
+    if ended.has_ended:
+        ended_now = "had already ended" if found.has_ended else "ended"
+        typer.echo(f"{ended.id} {ended_now}: {_state(ended)}")
+    else:
+        typer.echo(
+            f"{ended.id} is still pending: it waits for its CPUs and GPUs, and stops when it has "
+            f"them; Ray gives it up 15 minutes after it was submitted"
+        )
     if ended.has_ended and not found.has_ended and ended.verb in _RESUMED:
-        typer.echo(_how_to_go_on(ended, connection.flag))
+        what, flag = _RESUMED[ended.verb], connection.flag
+        typer.echo(
+            f"its log names its {what}: rl-service jobs logs {ended.id}{flag}; continue with "
+            f"rl-service submit{flag} {ended.verb} --resume {what.upper()}"
+        )
     if as_json:
         typer.echo(json.dumps(ended._asdict()))
     if not ended.has_ended:
         raise typer.Exit(1)
 
 
-def _how_it_stopped(before: Job, after: Job) -> str:
-    if not after.has_ended:
-        return (
-            f"{after.id} is pending still: it waits for its CPUs and GPUs, and stops when it has "
-            f"them; Ray gives it up 15 minutes after it was submitted"
-        )
-    return f"{after.id} {'had ended already' if before.has_ended else 'ended'}: {_state(after)}"
-
-
-def _how_to_go_on(job: Job, flag: str) -> str:
-    what = _RESUMED[job.verb or ""]
-    return (
-        f"its log names its {what}: rl-service jobs logs {job.id}{flag}; go on with rl-service "
-        f"submit{flag} {job.verb} --resume {what.upper()}"
-    )
-
-
-def follow_to_end(connection: Connection, job_id: str, *, as_json: bool) -> None:
+def _follow_to_end(connection: Connection, job_id: str, *, as_json: bool) -> None:
     """Shows a job's log until it ends; exits with 1 if it did not succeed, 130 if detached."""
     from rl_service.cluster.jobs import find_job, follow_log
     from rl_service.runtime.signals import interruptible
@@ -159,8 +202,8 @@ def follow_to_end(connection: Connection, job_id: str, *, as_json: bool) -> None
             ended = follow_log(connection.dashboard, found, lambda text: typer.echo(text, nl=False))
     except KeyboardInterrupt as error:
         typer.echo(
-            f"detached; {job_id} goes on: rl-service jobs logs {job_id} --follow{connection.flag}, "
-            f"rl-service jobs stop {job_id}{connection.flag}",
+            f"detached; {job_id} continues: rl-service jobs logs {job_id} --follow"
+            f"{connection.flag}, rl-service jobs stop {job_id}{connection.flag}",
             err=True,
         )
         raise typer.Exit(130) from error
@@ -183,8 +226,6 @@ def _clock(job: Job) -> str:
 
 
 def _duration(job: Job) -> str:
-    from rl_service.cli.figures import duration
-
     if job.started_at_s is None:
         return "–"
     return duration((job.ended_at_s or time.time()) - job.started_at_s)

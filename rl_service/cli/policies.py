@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.models import BaseModelOption
+from rl_service.cli.console import (
+    AsJson,
+    BaseModel,
+    command_group,
+    figure,
+    print_facts,
+    print_table,
+)
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.policies.policy_versions import PolicyVersion
 
-policies = typer.Typer(
-    name="policies",
-    help="Show trained policies in the registry, and decide which one is in production.",
-    rich_markup_mode=None,
+policies = command_group(
+    "policies", "Show trained policies in the registry, and decide which one is in production."
 )
 
 _Root = Annotated[
@@ -29,68 +34,45 @@ _Root = Annotated[
 _Reference = Annotated[
     str, typer.Argument(metavar="POLICY", help="NAME, NAME@ALIAS or NAME:VERSION.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
-
-
-@policies.callback(invoke_without_command=True)
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @policies.command("list")
-def list_policies(root: _Root = None, as_json: _Json = False) -> None:
+def list_policies(root: _Root = None, as_json: AsJson = False) -> None:
     """Show all versions of all policies, the newest of each first."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from rl_service.cli.figures import figure
     from rl_service.policies.registry import PolicyRegistry
 
     registry = PolicyRegistry(root)
     versions = [v for name in registry.names() for v in reversed(registry.versions(name))]
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("policy", no_wrap=True)
-    table.add_column("aliases")
-    table.add_column("episode return", justify="right")
-    for heading in ("env", "model", "registered (UTC)"):
-        table.add_column(heading)
-    for version in versions:
-        table.add_row(
-            f"{version.name}:{version.version}",
-            ", ".join(version.aliases),
-            figure(version.episode_return_mean, 1),
-            version.env,
-            version.model,
-            version.created_at[:16].replace("T", " "),
-        )
     if versions:
-        Console().print(table)
+        rows = [
+            (
+                f"{version.name}:{version.version}",
+                ", ".join(version.aliases),
+                figure(version.episode_return_mean, 1),
+                version.env,
+                version.model,
+                version.created_at[:16].replace("T", " "),
+            )
+            for version in versions
+        ]
+        headings = ("policy", "aliases", "episode return", "env", "model", "registered (UTC)")
+        print_table(headings, rows, right=("episode return",), whole=("policy",))
     typer.echo(f"registry: {registry.root}" + ("" if versions else " (no policies yet)"))
     if as_json:
-        rows = [version._asdict() for version in versions]
-        typer.echo(json.dumps({"registry": registry.root, "policies": rows}))
+        found = [version._asdict() for version in versions]
+        typer.echo(json.dumps({"registry": registry.root, "policies": found}))
 
 
 @policies.command("show")
-def show_policy(policy: _Reference, root: _Root = None, as_json: _Json = False) -> None:
-    """Show one version, and where its bundle lies on this machine."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def show_policy(policy: _Reference, root: _Root = None, as_json: AsJson = False) -> None:
+    """Show one version, and where its bundle is on this machine."""
     from rl_service.policies.registry import PolicyRegistry
 
     registry = PolicyRegistry(root)
     version = registry.resolve(policy)
     facts: dict[str, Any] = {**version._asdict(), "path": str(registry.fetch(version))}
-    table = Table(box=box.SIMPLE, show_header=False)
-    for key, value in facts.items():
-        shown = ", ".join(value) if key == "aliases" else "–" if value is None else str(value)
-        table.add_row(key, Text(shown, overflow="fold"))
-    Console().print(table)
+    shown = {**facts, "aliases": ", ".join(version.aliases)}
+    print_facts({name: None if value is None else str(value) for name, value in shown.items()})
     if as_json:
         typer.echo(json.dumps({"registry": registry.root, **facts}))
 
@@ -99,10 +81,10 @@ def show_policy(policy: _Reference, root: _Root = None, as_json: _Json = False) 
 def register_policy(
     folder: Annotated[Path, typer.Argument(help="A bundle: policy.json and what belongs to it.")],
     name: Annotated[
-        str | None, typer.Option(help="Of the policy; else ENV-MODEL-ALGORITHM, as training does.")
+        str | None, typer.Option(help="Its name; else ENV-MODEL-ALGORITHM, as training does.")
     ] = None,
     alias: Annotated[str | None, typer.Option(help="Also give it this alias.")] = None,
-    base_model: BaseModelOption = None,
+    base_model: BaseModel = None,
     root: _Root = None,
 ) -> None:
     """Put a bundle folder into the registry, as the next version of its name."""
@@ -129,7 +111,7 @@ def promote_policy(
 
     registry = PolicyRegistry(root)
     chosen = registry.resolve(policy)
-    _tell(registry.promote(chosen.name, chosen.version, alias))
+    _report(registry.promote(chosen.name, chosen.version, alias))
 
 
 @policies.command("rollback")
@@ -139,7 +121,7 @@ def roll_back(
     """Put the previous version back into production."""
     from rl_service.policies.registry import PolicyRegistry
 
-    _tell(PolicyRegistry(root).rollback(name))
+    _report(PolicyRegistry(root).rollback(name))
 
 
 @policies.command("export")
@@ -154,5 +136,5 @@ def export_policy(
     typer.echo(PolicyRegistry(root).export(policy, folder))
 
 
-def _tell(version: PolicyVersion) -> None:
+def _report(version: PolicyVersion) -> None:
     typer.echo(f"{version.name}:{version.version} is now {', '.join(version.aliases)}")

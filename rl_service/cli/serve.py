@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.models import BaseModelOption
+from rl_service.cli.console import BaseModel
 from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.serving.security import Tokens
     from rl_service.serving.server import Server
     from rl_service.serving.sources import PolicySource
 
@@ -40,7 +39,7 @@ def serve(
     registry: Annotated[
         str | None, typer.Option(metavar="ROOT", help="Folder or URI of the policy registry.")
     ] = None,
-    base_model: BaseModelOption = None,
+    base_model: BaseModel = None,
     replicas: Annotated[
         str, typer.Option(metavar="N|MIN:MAX", help="Processes that answer.")
     ] = "1",
@@ -65,7 +64,10 @@ def serve(
         "max_replicas": max_replicas,
         "canary": _share(canary),
     }
-    tokens = _tokens(host, token_file)
+    from rl_service.serving.security import Tokens, check_bind
+
+    tokens = Tokens(token_file)
+    check_bind(host, tokens)
     from rl_service.serving.sources import find_sources
 
     examples = _examples(find_sources(policies, registry, folder))
@@ -76,15 +78,7 @@ def serve(
         _show(server, examples, tokens.required, log_folder)
         while not stop.requested:
             time.sleep(0.1)
-        typer.echo("stopping: requests under way are answered first", err=True)
-
-
-def _tokens(host: str, token_file: Path | None) -> Tokens:
-    from rl_service.serving.security import Tokens, check_bind
-
-    tokens = Tokens(token_file)
-    check_bind(host, tokens)
-    return tokens
+        typer.echo("stopping: requests in progress are answered first", err=True)
 
 
 def _examples(sources: list[PolicySource]) -> dict[str, Any]:

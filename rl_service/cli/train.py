@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.console import told_if_interrupted
-from rl_service.cli.models import BaseModelOption
+from rl_service.cli.console import AsJson, BaseModel, reported_if_interrupted, short_path
 from rl_service.common.errors import SettingsError, TrainingFailedError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
     from rl_service.config.load import LoadedSettings
-    from rl_service.config.settings import Settings
     from rl_service.training.observer import TrainResult
     from rl_service.training.run import Run
 
@@ -54,9 +52,9 @@ def train(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Go on with a run: its folder, or its id under runs/."),
+        typer.Option(metavar="RUN", help="Continue a run: its folder, or its id under runs/."),
     ] = None,
-    base_model: BaseModelOption = None,
+    base_model: BaseModel = None,
     output_dir: Annotated[
         str | None,
         typer.Option("--output-dir", "-o", help="Folder for runs/ and checkpoints/."),
@@ -73,9 +71,7 @@ def train(
         str | None, typer.Option(help="Track the run in this Weights & Biases project.")
     ] = None,
     wandb_entity: Annotated[str | None, typer.Option(help="Weights & Biases entity.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on the last line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a policy. Underscores in flags work too (--num_epochs)."""
     flags = {
@@ -87,7 +83,7 @@ def train(
         "tracking.wandb_entity": wandb_entity,
     }
     names = {"model": model, "algorithm": algorithm, "env": env}
-    with told_if_interrupted():
+    with reported_if_interrupted():
         if resume is not None:
             _refuse_beside_resume({**names, **flags, "config": config})
             run, loaded = _resumed(resume, iterations, overrides or [], base_model)
@@ -96,8 +92,7 @@ def train(
                 raise SettingsError(
                     "--base-model goes with --resume; a new run takes --set model.pretrained=DIR"
                 )
-            loaded = _load(config, names, flags, overrides or [])
-            run = _created(loaded.settings)
+            run, loaded = _created(config, names, flags, overrides or [])
         result = _run(loaded, run)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
@@ -105,13 +100,15 @@ def train(
         raise typer.Exit(130)
 
 
-def _load(
+def _created(
     config: Path | None,
     names: dict[str, str | None],
     flags: dict[str, Any],
     overrides: list[str],
-) -> LoadedSettings:
+) -> tuple[Run, LoadedSettings]:
+    """A new run; what is wrong with `--env` is reported with what is wrong elsewhere."""
     from rl_service.config.load import load_settings
+    from rl_service.config.settings import EnvSettings
 
     try:
         loaded = load_settings(
@@ -123,33 +120,16 @@ def _load(
             overrides=overrides,
         )
     except SettingsError as error:
-        raise SettingsError([*error.problems, *_env_problems(names["env"])]) from error
-    _check(loaded.settings)
-    return loaded
+        from rl_service.training.checks import check_env
 
-
-def _env_problems(env: str | None) -> list[str]:
-    """What is wrong with `--env`, to be told together with what is wrong elsewhere."""
-    if not env:
-        return []
-    from rl_service.config.settings import EnvSettings
-    from rl_service.training.checks import check_env
-
-    return check_env(EnvSettings(id=env))
-
-
-def _check(settings: Settings) -> None:
+        problems = check_env(EnvSettings(id=names["env"])) if names["env"] else []
+        raise SettingsError([*error.problems, *problems]) from error
     from rl_service.training.checks import check_settings
-
-    problems = check_settings(settings)
-    if problems:
-        raise SettingsError(problems)
-
-
-def _created(settings: Settings) -> Run:
     from rl_service.training.run import Run
 
-    return Run.create(settings, command=sys.argv)
+    if problems := check_settings(loaded.settings):
+        raise SettingsError(problems)
+    return Run.create(loaded.settings, command=sys.argv), loaded
 
 
 def _refuse_beside_resume(given: dict[str, Any]) -> None:
@@ -178,36 +158,34 @@ def _resumed(
 
         settings = locate_base_model(settings, checkpoint, base_model)
     loaded = change_settings(settings, iterations=iterations, overrides=overrides)
-    problems = [*check_machine(loaded.settings), *check_folder(run.path)]
-    if problems:
+    if problems := [*check_machine(loaded.settings), *check_folder(run.path)]:
         raise SettingsError(problems)
     return run, loaded
 
 
 def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
     """Trains with the console to ourselves; what the libraries say goes to the run's log."""
-    try:
-        from rl_service.training.capture import captured_output
+    from rl_service.training.capture import captured_output
 
+    settings = loaded.settings
+    modules = ("rl_service.training.train", settings.model.learner_module)
+    try:
         with captured_output(run.log_path) as (out, _):
-            from rl_service.cli.figures import short_path
-            from rl_service.cli.progress import build_progress
+            from rl_service.cli.display import TrainDisplay
             from rl_service.runtime.ray_session import ray_session
 
-            settings = loaded.settings
-            modules = ("rl_service.training.train", settings.model.learner_module)
-            with build_progress(out) as observer:
+            with TrainDisplay(out) as display:
                 # Before Ray starts: if the process dies with it, this says where to look.
-                observer.on_message(f"log: {short_path(run.log_path)}")
+                display.on_message(f"log: {short_path(run.log_path)}")
                 for note in loaded.notes:
-                    observer.on_message(note)
+                    display.on_message(note)
                 with ray_session(settings.resources, load=modules):
                     from rl_service.training.train import train as run_training
 
-                    return run_training(settings, observer=observer, run=run)
+                    return run_training(settings, observer=display, run=run)
     except TrainingFailedError as error:
         raise type(error)(f"{error}; details are in {run.log_path}") from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"go on from what is saved with rl-service train --resume {run.path}"
+            f"continue from what is saved with rl-service train --resume {run.path}"
         ) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.console import told_if_interrupted
+from rl_service.cli.console import AsJson, reported_if_interrupted
 from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -37,15 +37,13 @@ def tune(
         str | None,
         typer.Option(
             metavar="EXPERIMENT",
-            help="Go on with an experiment: its folder, URI, or name under runs/.",
+            help="Continue an experiment: its folder, URI, or name under runs/.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on the last line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search for better settings; the best policy is registered as `best`."""
-    with told_if_interrupted():
+    with reported_if_interrupted():
         if resume is None:
             plan, experiment = _new(file, num_samples, storage)
         else:
@@ -93,17 +91,17 @@ def _run(plan: TuningPlan, experiment: Storage, *, resume: bool) -> TuneResult:
         working_folder(experiment, LOG_FILE) as folder,
         captured_output(folder / LOG_FILE) as (out, _),
     ):
-        from rl_service.cli.tuning_progress import build_tuning_progress
+        from rl_service.cli.tune_display import TuneDisplay
         from rl_service.tuning.experiment import tune_experiment
 
         try:
-            with build_tuning_progress(out) as observer:
+            with TuneDisplay(out) as display:
                 # Before Ray starts: if the process dies with it, this says where to look.
-                observer.on_message(f"experiment: {experiment}")
+                display.on_message(f"experiment: {experiment}")
                 for note in plan.notes:
-                    observer.on_message(note)
-                return tune_experiment(plan, experiment, observer, resume=resume)
+                    display.on_message(note)
+                return tune_experiment(plan, experiment, display, resume=resume)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"go on from what is saved with rl-service tune --resume {experiment}"
+                f"continue from what is saved with rl-service tune --resume {experiment}"
             ) from None

@@ -181,7 +181,7 @@ def test_a_signal_during_the_start_is_one_line_and_status_130(
     [config] = tmp_path.glob("runs/*/*/config.yaml")
     line = refusal(process, status=130)
     assert (
-        f"interrupted; go on from what is saved with rl-service train --resume {config.parent}"
+        f"interrupted; continue from what is saved with rl-service train --resume {config.parent}"
         in line
     )
 

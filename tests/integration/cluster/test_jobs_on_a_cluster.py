@@ -97,7 +97,7 @@ def test_a_job_outlives_its_clients_saves_when_stopped_and_goes_on_when_resumed(
     detached.send_signal(signal.SIGINT)
     _, err = detached.communicate(timeout=60)
     assert detached.returncode == 130
-    assert f"detached; {job_id} goes on: rl-service jobs logs {job_id} --follow" in err
+    assert f"detached; {job_id} continues: rl-service jobs logs {job_id} --follow" in err
     killed = cluster.start("jobs", "logs", "long", "--follow")
     assert killed.stdout is not None
     assert "Running entrypoint" in killed.stdout.readline() + killed.stdout.readline()

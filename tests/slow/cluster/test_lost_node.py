@@ -23,7 +23,7 @@ def test_a_node_that_dies_is_shown_and_ends_the_jobs_on_it(cluster: UserCluster)
     wait_for(lambda: status("first") == status("second") == "RUNNING", "a job on each node")
     exit_status, out, _ = cluster.run("jobs", "stop", "third")
     assert exit_status == 1
-    assert "is pending still: it waits for its CPUs and GPUs" in out
+    assert "is still pending: it waits for its CPUs and GPUs" in out
     [node_id] = [
         node["node_id"]
         for node in cluster.ask("cluster", "status")["nodes"]

@@ -19,7 +19,7 @@ def interrupt(*_: object, **__: object) -> None:
     ("command", "said"),
     [
         ("up", "interrupted; what had started has ended again"),
-        ("down", "interrupted; the cluster is up still; jobs that were asked to stop do so"),
+        ("down", "interrupted; the cluster is still up; jobs that were asked to stop do so"),
     ],
 )
 def test_an_interruption_says_how_it_is(

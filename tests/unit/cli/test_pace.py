@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rl_service.cli import pace as pace_module
-from rl_service.cli.pace import Pace
+from rl_service.cli import display
+from rl_service.cli.display import Pace
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import Settings, StopSettings
 
@@ -20,7 +20,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pace_module, "time", clock)
+    monkeypatch.setattr(display, "time", clock)
     return clock
 
 

@@ -146,7 +146,7 @@ def test_a_job_without_a_place_is_told_to_be_pending_soon(
         jobs_command.stop_job("one", address=cluster.url)
     assert exit_.value.exit_code == 1
     [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("one is pending still: it waits for its CPUs and GPUs")
+    assert line.startswith("one is still pending: it waits for its CPUs and GPUs")
 
 
 def test_a_job_that_starts_just_now_is_waited_for(cluster: FakeCluster) -> None:
@@ -188,6 +188,6 @@ def test_what_was_stopped_is_resumed_with_its_own_command(
     jobs_command.stop_job("one", address=cluster.url)
     out = capsys.readouterr().out
     assert "one ended: stopped" in out
-    assert ("go on with" in out) == (said is not None)
+    assert ("continue with" in out) == (said is not None)
     if said is not None:
-        assert f"go on with rl-service {said.format(url=cluster.url)}\n" in out
+        assert f"continue with rl-service {said.format(url=cluster.url)}\n" in out

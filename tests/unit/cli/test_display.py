@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rl_service.cli.progress import PlainProgress, RichProgress, build_progress
+from rl_service.cli.display import TrainDisplay, sparkline
 from rl_service.config.settings import Settings
 from rl_service.training.observer import TrainResult
 
@@ -61,7 +61,7 @@ def result(in_tmp_path: Path) -> TrainResult:
     )
 
 
-def play(progress: PlainProgress | RichProgress, result: TrainResult, resumed: int = 0) -> None:
+def play(progress: TrainDisplay, result: TrainResult, resumed: int = 0) -> None:
     with progress:
         progress.on_message("a note")
         progress.on_start(Settings(), Path(result.run), 150, resumed)
@@ -73,7 +73,7 @@ def play(progress: PlainProgress | RichProgress, result: TrainResult, resumed: i
 
 def plain_text(result: TrainResult, resumed: int = 0) -> str:
     out = io.StringIO()
-    play(PlainProgress(out), result, resumed)
+    play(TrainDisplay(out), result, resumed)
     return out.getvalue()
 
 
@@ -121,8 +121,8 @@ def test_a_stopped_run_can_be_resumed_as_it_is(result: TrainResult) -> None:
 def test_the_reader_of_a_pipe_may_leave_early(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from rl_service.cli.progress import PlainProgress\n"
-        "progress = PlainProgress(sys.stdout)\n"
+        "from rl_service.cli.display import TrainDisplay\n"
+        "progress = TrainDisplay(sys.stdout)\n"
         "for i in range(20000): progress.on_message('line %d' % i)\n"
         "print('trained to the end', file=sys.stderr)\n"
     )
@@ -167,7 +167,7 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 def test_the_live_view_shows_steps_return_speed_and_time_left(
     terminal: Terminal, result: TrainResult
 ) -> None:
-    play(RichProgress(terminal.stream), result)
+    play(TrainDisplay(terminal.stream), result)
     shown = terminal.shown()
     for text in ("iteration   2/150", "-183.2", "4,096", "1,903", "left", "12.3 ± 45.6"):
         assert text in shown
@@ -179,7 +179,7 @@ def test_the_live_view_shows_steps_return_speed_and_time_left(
 def test_the_cursor_is_back_after_the_end_and_after_an_exception(
     terminal: Terminal, result: TrainResult
 ) -> None:
-    with pytest.raises(ZeroDivisionError), RichProgress(terminal.stream) as progress:
+    with pytest.raises(ZeroDivisionError), TrainDisplay(terminal.stream) as progress:
         progress.on_start(Settings(), Path(result.run), 150, 0)
         raise ZeroDivisionError
     shown = terminal.shown()
@@ -188,7 +188,7 @@ def test_the_cursor_is_back_after_the_end_and_after_an_exception(
 
 
 def test_the_cursor_is_back_if_a_run_fails_before_its_first_step(terminal: Terminal) -> None:
-    with pytest.raises(ZeroDivisionError), RichProgress(terminal.stream):
+    with pytest.raises(ZeroDivisionError), TrainDisplay(terminal.stream):
         raise ZeroDivisionError
     shown = terminal.shown()
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
@@ -199,7 +199,7 @@ def test_a_resumed_view_knows_the_best_evaluation_of_before(
 ) -> None:
     Path(RUN).mkdir(parents=True)
     Path(RUN, "progress.jsonl").write_text('{"evaluation/episode_return_mean": 99.5}\n')
-    play(RichProgress(terminal.stream), result)
+    play(TrainDisplay(terminal.stream), result)
     shown = terminal.shown()
     assert "best so far" not in shown
     assert "99.5" in shown
@@ -209,12 +209,26 @@ def test_commands_are_never_wrapped(
     terminal: Terminal, result: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    play(RichProgress(terminal.stream), result)
+    play(TrainDisplay(terminal.stream), result)
     assert f"rl-service evaluate {BUNDLE}" in terminal.shown()
 
 
 def test_the_display_suits_the_stream(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(build_progress(terminal.stream), RichProgress)
-    assert isinstance(build_progress(io.StringIO()), PlainProgress)
+    assert TrainDisplay(terminal.stream).is_live
+    assert not TrainDisplay(io.StringIO()).is_live
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(build_progress(terminal.stream), PlainProgress)
+    assert not TrainDisplay(terminal.stream).is_live
+
+
+def test_a_rising_curve_rises() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], width=8) == "▁▂▃▄▅▆▇█"
+
+
+def test_a_long_curve_is_averaged_into_the_width() -> None:
+    assert sparkline([0, 2, 9, 11, 0, 2], width=3) == "▁█▁"
+    assert len(sparkline(list(range(1000)), width=24)) == 24
+
+
+def test_a_flat_and_an_empty_curve_can_be_drawn() -> None:
+    assert sparkline([5.0, 5.0], width=8) == "▁▁"
+    assert sparkline([], width=8) == ""

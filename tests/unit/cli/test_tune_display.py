@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from rl_service.cli.tuning_progress import PlainTuningProgress, RichTuningProgress
+from rl_service.cli.tune_display import TuneDisplay
 from rl_service.tuning.observer import TrialView, TuneResult
 from tests.support.tuning import small_plan
 
@@ -54,7 +54,7 @@ RESULT = TuneResult(
 
 def test_a_pipe_gets_a_line_for_each_change_and_none_for_the_rest(tmp_path: Path) -> None:
     out = io.StringIO()
-    with PlainTuningProgress(out) as progress:
+    with TuneDisplay(out) as progress:
         progress.on_start(small_plan(tmp_path, num_seeds=2), "/runs/x", 2)
         progress.on_trials([WAITING])
         for _ in range(3):
@@ -73,13 +73,13 @@ def test_a_pipe_gets_a_line_for_each_change_and_none_for_the_rest(tmp_path: Path
     ]
 
 
-def test_of_an_experiment_that_goes_on_only_what_runs_is_said_to_go_on() -> None:
+def test_of_an_experiment_that_is_resumed_only_what_runs_is_said_to_continue() -> None:
     out = io.StringIO()
     trials = [trial("done", status="finished"), trial("half"), trial("lost", status="failed")]
-    PlainTuningProgress(out).on_trials([*trials, WAITING, trial("new", env_steps=None)])
+    TuneDisplay(out).on_trials([*trials, WAITING, trial("new", env_steps=None)])
     assert out.getvalue().splitlines() == [
         "done  finished           12,800 steps      98.8   best    123.5",
-        "half  goes on     actor_lr 0.001235",
+        "half  continues   actor_lr 0.001235",
         "lost  failed             12,800 steps      98.8   best    123.5",
         "new  starts      actor_lr 0.001235",
     ]
@@ -89,7 +89,7 @@ def test_a_pipe_gets_whole_values_under_names_that_tell_them_apart(tmp_path: Pat
     out = io.StringIO()
     values = {f"algorithm.a_setting_of_a_long_name_{i}": 2.287e-05 for i in range(9)}
     values |= {"model.name": "gpt2_critic", "algorithm.name": "ppo"}
-    PlainTuningProgress(out).on_finish(RESULT, [trial("aaaa", values=values)])
+    TuneDisplay(out).on_finish(RESULT, [trial("aaaa", values=values)])
     heading, row = out.getvalue().splitlines()[:2]
     assert row.split().count("2.287e-05") == 9
     assert {"a_setting_of_a_long_name_8", "model.name", "algorithm.name"} <= set(heading.split())
@@ -99,13 +99,13 @@ def test_a_pipe_gets_whole_values_under_names_that_tell_them_apart(tmp_path: Pat
 def test_a_population_names_no_searcher(tmp_path: Path) -> None:
     out = io.StringIO()
     population = small_plan(tmp_path, scheduler={"name": "pbt", "interval_env_steps": 64})
-    PlainTuningProgress(out).on_start(population, "/runs/x", 2)
+    TuneDisplay(out).on_start(population, "/runs/x", 2)
     assert "2 at a time, search random at first, scheduler pbt" in out.getvalue()
 
 
 def test_a_terminal_shows_the_best_trial_first_and_the_result_below(tmp_path: Path) -> None:
     out = Terminal()
-    with RichTuningProgress(out) as progress:
+    with TuneDisplay(out) as progress:
         progress.on_start(small_plan(tmp_path), "/runs/x", 2)
         trials = [trial("worse", best_score=1.0), trial("better"), trial("lost", status="failed")]
         progress.on_trials(trials)
@@ -121,9 +121,9 @@ def test_a_terminal_shows_the_best_trial_first_and_the_result_below(tmp_path: Pa
         assert words in shown
 
 
-def test_a_stopped_experiment_says_how_to_go_on() -> None:
+def test_a_stopped_experiment_says_how_to_continue() -> None:
     out = io.StringIO()
     stopped = TuneResult("/runs/x", "stopped", 2, 0, "CartPole-v1", env_steps=64)
-    PlainTuningProgress(out).on_finish(stopped, [WAITING])
+    TuneDisplay(out).on_finish(stopped, [WAITING])
     assert "rl-service tune --resume /runs/x" in out.getvalue()
     assert "Best" not in out.getvalue()

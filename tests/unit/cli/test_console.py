@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cli.figures import duration, evaluation_return, figure, short_path, sparkline, speed
+from rl_service.cli.console import duration, figure, mean_std, short_path, speed
 
 
 def test_large_numbers_are_grouped_and_unknown_ones_are_a_dash() -> None:
@@ -33,24 +33,9 @@ def test_durations_read_like_a_clock(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_an_evaluation_shows_its_deviation_where_it_has_one() -> None:
-    row = {"evaluation/episode_return_mean": 81.34, "evaluation/episode_return_std": 60.21}
-    assert evaluation_return(row) == "81.3 ± 60.2"
-    assert evaluation_return({"evaluation/episode_return_mean": 81.34}) == "81.3"
-
-
-def test_a_rising_curve_rises() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], width=8) == "▁▂▃▄▅▆▇█"
-
-
-def test_a_long_curve_is_averaged_into_the_width() -> None:
-    assert sparkline([0, 2, 9, 11, 0, 2], width=3) == "▁█▁"
-    assert len(sparkline(list(range(1000)), width=24)) == 24
-
-
-def test_a_flat_and_an_empty_curve_can_be_drawn() -> None:
-    assert sparkline([5.0, 5.0], width=8) == "▁▁"
-    assert sparkline([], width=8) == ""
+def test_a_mean_shows_its_deviation_if_it_has_one() -> None:
+    assert mean_std(81.34, 60.21) == "81.3 ± 60.2"
+    assert mean_std(81.34, None) == "81.3"
 
 
 def test_paths_are_short_from_here_and_safe_to_paste(in_tmp_path: Path) -> None:
