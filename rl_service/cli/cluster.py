@@ -74,7 +74,9 @@ def _start(**wanted: Any) -> LocalCluster:
     from rl_service.cluster.local import start_cluster
 
     with reported_if_interrupted("what had started has ended again"):
-        return start_cluster(**wanted, tell=lambda note: typer.echo(f"note: {note}", err=True))
+        return start_cluster(
+            **wanted, on_message=lambda note: typer.echo(f"note: {note}", err=True)
+        )
 
 
 def _print_started(started: LocalCluster, as_json: bool) -> None:
@@ -93,7 +95,7 @@ def _print_started(started: LocalCluster, as_json: bool) -> None:
 @cluster.command("status")
 def show_status(as_json: AsJson = False) -> None:
     """Show nodes, resources in use, jobs and addresses; status 1 if no cluster is up."""
-    from rl_service.cluster.status import cluster_status
+    from rl_service.cluster.local import cluster_status
 
     status = cluster_status()
     if status is None:

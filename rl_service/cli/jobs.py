@@ -11,7 +11,7 @@ import typer
 from rl_service.cli.console import AsJson, command_group, duration, print_facts, print_table
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
-    from rl_service.cluster.address import Connection
+    from rl_service.cluster.dashboard import Connection
     from rl_service.cluster.jobs import Job
 
 jobs = command_group("jobs", "Look at the jobs of a Ray cluster, read their logs, stop them.")
@@ -71,7 +71,7 @@ def submit(
 
     With --follow the exit status is 0 if the job succeeds and 1 if not.
     """
-    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.dashboard import find_cluster
     from rl_service.cluster.submit import Resources
     from rl_service.cluster.submit import submit as send
 
@@ -99,7 +99,7 @@ def submit(
 @jobs.command("list")
 def list_jobs(address: _Address = None, as_json: AsJson = False) -> None:
     """Show all jobs, the newest first."""
-    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.dashboard import find_cluster
     from rl_service.cluster.jobs import list_jobs as jobs_of
 
     dashboard = find_cluster(address).dashboard
@@ -119,7 +119,7 @@ def list_jobs(address: _Address = None, as_json: AsJson = False) -> None:
 @jobs.command("status")
 def show_status(job: _JobId, address: _Address = None, as_json: AsJson = False) -> None:
     """Show one job."""
-    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.dashboard import find_cluster
     from rl_service.cluster.jobs import find_job
 
     found = find_job(find_cluster(address).dashboard, job)
@@ -148,7 +148,7 @@ def show_logs(
     address: _Address = None,
 ) -> None:
     """Show what a job has printed; with --follow the exit status is the job's, 0 or 1."""
-    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.dashboard import find_cluster
     from rl_service.cluster.jobs import find_job, read_log
 
     connection = find_cluster(address)
@@ -162,7 +162,7 @@ def show_logs(
 @jobs.command("stop")
 def stop_job(job: _JobId, address: _Address = None, as_json: AsJson = False) -> None:
     """Stop a job; a training ends its iteration and saves first. Status 1 if it cannot yet."""
-    from rl_service.cluster.address import find_cluster
+    from rl_service.cluster.dashboard import find_cluster
     from rl_service.cluster.jobs import find_job
     from rl_service.cluster.jobs import stop_job as stop
     from rl_service.runtime.signals import interruptible

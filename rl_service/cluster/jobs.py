@@ -8,27 +8,24 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_service.cluster.dashboard import Dashboard, ray_client
-from rl_service.cluster.local import is_up
+from rl_service.cluster.dashboard import Dashboard, local_dashboard, ray_client
+from rl_service.cluster.entrypoint import ENTRYPOINT_MODULE
 from rl_service.cluster.nodes import STOP_WAIT_S
 from rl_service.cluster.state import load_cluster
-from rl_service.cluster.status import local_dashboard
-from rl_service.cluster.variables import ENTRYPOINT_MODULE
 from rl_service.common.errors import ClusterError, JobError
-from rl_service.common.text import one_line
+from rl_service.common.text import brief, one_line
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-_AFTER_KILL_S = 15.0  # from SIGKILL to the status that tells of it
+_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+_AFTER_KILL_S = 15.0  # from SIGKILL to the status that says so
 _PENDING_S = 5.0  # for a job that starts just now; Ray stops no other one before it has its place
 _POLL_S = 0.5
-
-Tell = Callable[[str], None]
 _PATIENCE_S = 120.0  # with a cluster that does not answer
 _RETRY_S = 1.0
-Write = Callable[[str], None]
+
+OnMessage = Callable[[str], None]
 
 
 class Job(NamedTuple):
@@ -52,7 +49,7 @@ class Job(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        return self.status in ENDED
+        return self.status in _ENDED
 
 
 def list_jobs(dashboard: Dashboard) -> list[Job]:
@@ -61,8 +58,30 @@ def list_jobs(dashboard: Dashboard) -> list[Job]:
     Raises:
         ClusterError: if the cluster does not answer.
     """
-    rows = [row for row in dashboard.get_list("/api/jobs/") if row.get("submission_id")]
-    return sorted(map(_job, rows), key=lambda job: -(job.started_at_s or 0.0))
+    return sorted(map(_job, dashboard.jobs()), key=lambda job: -(job.started_at_s or 0.0))
+
+
+def _job(row: dict[str, Any]) -> Job:
+    metadata = row.get("metadata") or {}
+    entrypoint = row.get("entrypoint") or ""
+    _, ours, arguments = entrypoint.partition(f" -m {ENTRYPOINT_MODULE} ")
+    return Job(
+        id=row["submission_id"],
+        name=metadata.get("job_name") or row["submission_id"],
+        status=row["status"],
+        message=one_line(row.get("message") or ""),
+        command=metadata.get("command") or entrypoint,
+        git_commit=metadata.get("git_commit"),
+        started_at_s=_seconds(row.get("start_time")),
+        ended_at_s=_seconds(row.get("end_time")),
+        exit_code=row.get("driver_exit_code"),
+        node_id=row.get("driver_node_id"),
+        verb=arguments.split(maxsplit=1)[0] if ours else None,
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if not milliseconds else milliseconds / 1000.0
 
 
 def find_job(dashboard: Dashboard, wanted: str) -> Job:
@@ -85,14 +104,14 @@ def find_job(dashboard: Dashboard, wanted: str) -> Job:
     )
 
 
-def stop_job(dashboard: Dashboard, job: Job, tell: Tell) -> Job:
+def stop_job(dashboard: Dashboard, job: Job, on_message: OnMessage) -> Job:
     """Asks a job to stop, and waits until it has ended.
 
     A training ends its iteration and saves before it does; after `STOP_WAIT_S` Ray kills it. One
     that waits for its place hears of it when it has got it, so nobody waits for that.
 
     Returns:
-        The job as it is then: ended, or `PENDING` still.
+        The job as it is then: ended, or still `PENDING`.
 
     Raises:
         ClusterError: if the cluster does not answer.
@@ -100,59 +119,55 @@ def stop_job(dashboard: Dashboard, job: Job, tell: Tell) -> Job:
     """
     if job.has_ended:
         return job
-    _ask_to_stop(dashboard, job, tell)
+    _ask_to_stop(dashboard, job, on_message)
     return _wait_until_ended(dashboard, job, _deadline())
 
 
-def stop_all_local(tell: Tell) -> int:
+def stop_all_local(on_message: OnMessage) -> int:
     """Stops the jobs of the local cluster, all at once; a cluster that is dead has none.
 
-    Those that have not started yet have nothing to save, and are not waited for.
+    One that cannot be asked, or does not end, does not keep the others from saving. Those that have
+    not started yet have nothing to save, and are not waited for.
 
     Returns:
-        How many have stopped; of the others `tell` hears why not.
+        How many have stopped; `on_message` receives why the others have not.
     """
     cluster = load_cluster()
-    if cluster is None or not is_up(cluster):
+    if cluster is None or not cluster.is_up:
         return 0
     jobs: list[Job] = []
-    with _told(tell, "jobs"):
+    with _reported(on_message, "jobs"):
         dashboard = local_dashboard(cluster)
         jobs = [job for job in list_jobs(dashboard) if not job.has_ended]
-    return _stop_all(dashboard, jobs, tell) if jobs else 0
-
-
-def _stop_all(dashboard: Dashboard, jobs: list[Job], tell: Tell) -> int:
-    """One that cannot be asked, or does not end, keeps nobody from the others."""
-    asked, ended, deadline = [], [], _deadline()
+    asked, num_ended, deadline = [], 0, _deadline()
     for job in jobs:
-        with _told(tell, job.id):
-            _ask_to_stop(dashboard, job, tell)
+        with _reported(on_message, job.id):
+            _ask_to_stop(dashboard, job, on_message)
             asked.append(job)
     for job in asked:
-        if job.status == "PENDING":
-            continue
-        with _told(tell, job.id):
-            ended.append(_wait_until_ended(dashboard, job, deadline))
-    return len(ended)
+        if job.status != "PENDING":
+            with _reported(on_message, job.id):
+                _wait_until_ended(dashboard, job, deadline)
+                num_ended += 1
+    return num_ended
 
 
 @contextlib.contextmanager
-def _told(tell: Tell, what: str) -> Iterator[None]:
+def _reported(on_message: OnMessage, what: str) -> Iterator[None]:
     try:
         yield
     except (ClusterError, JobError) as error:
-        tell(f"note: {what} may have lost what came after the last checkpoint ({error})")
+        on_message(f"note: {what} may have lost what came after the last checkpoint ({error})")
 
 
-def _ask_to_stop(dashboard: Dashboard, job: Job, tell: Tell) -> None:
+def _ask_to_stop(dashboard: Dashboard, job: Job, on_message: OnMessage) -> None:
     try:
         ray_client(dashboard).stop_job(job.id)
     except ClusterError:
         raise
     except Exception as error:  # of Ray's client for an odd answer, of requests for none
-        raise JobError(f"{job.id} cannot be stopped: {one_line(error)[:300]}; try again") from error
-    tell(f"asked {job.id} to stop; a training ends its iteration and saves first")
+        raise JobError(f"{job.id} cannot be stopped: {brief(error)}; try again") from error
+    on_message(f"asked {job.id} to stop; a training ends its iteration and saves first")
 
 
 def _deadline() -> float:
@@ -172,35 +187,9 @@ def _wait_until_ended(dashboard: Dashboard, job: Job, deadline: float) -> Job:
             return job
         time.sleep(_POLL_S)
     raise JobError(
-        f"{job.id} was asked to stop minutes ago and is {job.status.lower()} still{problem}; look "
+        f"{job.id} was asked to stop minutes ago and is still {job.status.lower()}{problem}; look "
         f"at its log: rl-service jobs logs {job.id}"
     )
-
-
-def _verb(entrypoint: str) -> str | None:
-    _, ours, arguments = entrypoint.partition(f" -m {ENTRYPOINT_MODULE} ")
-    return arguments.split(maxsplit=1)[0] if ours else None
-
-
-def _job(row: dict[str, Any]) -> Job:
-    metadata = row.get("metadata") or {}
-    return Job(
-        id=row["submission_id"],
-        name=metadata.get("job_name") or row["submission_id"],
-        status=row["status"],
-        message=one_line(row.get("message") or ""),
-        command=metadata.get("command") or row.get("entrypoint") or "",
-        git_commit=metadata.get("git_commit"),
-        started_at_s=_seconds(row.get("start_time")),
-        ended_at_s=_seconds(row.get("end_time")),
-        exit_code=row.get("driver_exit_code"),
-        node_id=row.get("driver_node_id"),
-        verb=_verb(row.get("entrypoint") or ""),
-    )
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if not milliseconds else milliseconds / 1000.0
 
 
 def read_log(dashboard: Dashboard, job: Job) -> str:
@@ -212,20 +201,20 @@ def read_log(dashboard: Dashboard, job: Job) -> str:
     return str(dashboard.get(f"/api/jobs/{job.id}/logs").get("logs") or "")
 
 
-def follow_log(dashboard: Dashboard, job: Job, write: Write) -> Job:
+def follow_log(dashboard: Dashboard, job: Job, write: Callable[[str], None]) -> Job:
     """Writes the log until the job ends.
 
     Returns:
-        The job as it ended. The end of the log is missing, and that is said, if it lies on a node
-        that has gone.
+        The job as it ended. The end of the log is missing, and a note says so, if it was on a node
+        that is gone.
 
     Raises:
-        ClusterError: if the cluster is out of reach for minutes; the job may go on.
+        ClusterError: if the cluster is out of reach for minutes; the job may continue.
     """
     return asyncio.run(_follow(dashboard, job, write))
 
 
-async def _follow(dashboard: Dashboard, job: Job, write: Write) -> Job:
+async def _follow(dashboard: Dashboard, job: Job, write: Callable[[str], None]) -> Job:
     shown = 0
     client: JobSubmissionClient | None = None
     last_answer = time.monotonic()
@@ -241,7 +230,7 @@ async def _follow(dashboard: Dashboard, job: Job, write: Write) -> Job:
         except ClusterError as error:
             if time.monotonic() - last_answer > _PATIENCE_S:
                 raise ClusterError(
-                    f"lost sight of {job.id}, which may go on ({error}); look again with "
+                    f"lost sight of {job.id}, which may continue ({error}); look again with "
                     f"rl-service jobs logs {job.id} --follow"
                 ) from error
         await asyncio.sleep(_RETRY_S)
@@ -251,10 +240,12 @@ def _rest_of_log(dashboard: Dashboard, job: Job, shown: int) -> str:
     try:
         return read_log(dashboard, job)[shown:]
     except ClusterError as error:
-        return f"note: what the log says last cannot be read ({error})\n"
+        return f"note: the end of the log cannot be read ({error})\n"
 
 
-async def _tail(client: JobSubmissionClient, job_id: str, shown: int, write: Write) -> int:
+async def _tail(
+    client: JobSubmissionClient, job_id: str, shown: int, write: Callable[[str], None]
+) -> int:
     """Writes what comes after the first `shown` characters until the connection ends.
 
     Returns:
@@ -263,13 +254,12 @@ async def _tail(client: JobSubmissionClient, job_id: str, shown: int, write: Wri
     import aiohttp
 
     seen = 0
-    try:
+    with contextlib.suppress(RuntimeError, OSError, aiohttp.ClientError):
+        # The next question finds out what has become of the cluster.
         async for text in client.tail_job_logs(job_id):
             new = text[max(0, shown - seen) :]
             seen += len(text)
             if new:
                 write(new)
             shown = max(shown, seen)
-    except (RuntimeError, OSError, aiohttp.ClientError):
-        pass  # the next question finds out what has become of the cluster
     return shown

@@ -1,6 +1,7 @@
 """Where Ray's autoscaler gets nodes from on one machine: each is a `ray start` of its own.
 
-The autoscaler's process, which the head starts, imports this; it decides when, we do how.
+The head starts the autoscaler's process, which reads the configuration and imports the provider. It
+decides when a node starts or ends; the provider does it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,74 @@ from ray.autoscaler.tags import NODE_KIND_HEAD, TAG_RAY_NODE_KIND, TAG_RAY_USER_
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
 from rl_service.cluster import nodes
-from rl_service.cluster.autoscaling import WORKER, autoscaler_environment
-from rl_service.cluster.processes import NODE_MARK, kill_processes
+from rl_service.cluster.nodes import HEAD, NODE_MARK, WORKER
+from rl_service.cluster.state import Autoscaling, LocalCluster
+
+_PROVIDER = "rl_service.cluster.provider.LocalNodeProvider"
+# Keys that Ray's defaults for providers of others leave out, and then asks for.
+_NO_COMMANDS: dict[str, Any] = {
+    "auth": {},
+    "docker": {},
+    "file_mounts": {},
+    "cluster_synced_files": [],
+    "initialization_commands": [],
+    "setup_commands": [],
+    "head_setup_commands": [],
+    "worker_setup_commands": [],
+    "head_start_ray_commands": [],
+    "worker_start_ray_commands": [],
+    "rsync_exclude": [],
+    "rsync_filter": [],
+}
+
+
+def autoscaler_config(
+    cluster: LocalCluster, autoscaling: Autoscaling, store_bytes: int
+) -> dict[str, Any]:
+    """What `ray start --head --autoscaling-config` reads.
+
+    Args:
+        cluster: with the address and folder that it will have.
+        autoscaling: of its worker nodes.
+        store_bytes: of each node's object store.
+    """
+    resources = {"CPU": autoscaling.num_cpus}
+    return {
+        **_NO_COMMANDS,
+        "cluster_name": cluster.id,
+        "max_workers": autoscaling.max_workers,
+        "idle_timeout_minutes": autoscaling.idle_timeout_s / 60,
+        "head_node_type": HEAD,
+        "available_node_types": {
+            HEAD: {"resources": resources, "node_config": {}, "max_workers": 0},
+            WORKER: {
+                "resources": resources,
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": autoscaling.max_workers,
+            },
+        },
+        "provider": {
+            "type": "external",
+            "module": _PROVIDER,
+            "disable_node_updaters": True,  # nothing is to be installed on this machine
+            "disable_launch_config_check": True,
+            "address": cluster.address,
+            "folder": cluster.folder,
+            "store_bytes": store_bytes,
+            **autoscaling.model_dump(include={"num_cpus", "max_workers"}),
+        },
+    }
 
 
 class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
     """Starts and ends nodes with the cluster's marks, as `rl_service.cluster.local` does.
 
     A node's name is its id here and is never used twice. A node whose `ray start` has ended is
-    gone, whoever ended it, so the autoscaler brings another if there is work for it.
+    gone, whoever ended it, so the autoscaler starts another if there is work for it.
 
     Args:
-        provider_config: of `rl_service.cluster.autoscaling.autoscaler_config`.
+        provider_config: the `provider` of `autoscaler_config`.
         cluster_name: the cluster's id.
     """
 
@@ -37,8 +94,8 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
         self._lock = threading.Lock()  # the autoscaler asks from several threads
         self._num_started = 0
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        head = {TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: nodes.HEAD}
-        self._tags: dict[str, dict[str, str]] = {nodes.HEAD: head}
+        head = {TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: HEAD}
+        self._tags: dict[str, dict[str, str]] = {HEAD: head}
         self._publish_limits()
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
@@ -68,7 +125,7 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
         resources: dict[str, float],
         labels: dict[str, str],
     ) -> None:
-        """Starts nodes and does not wait for them; Ray tells the autoscaler when they are there."""
+        """Starts nodes without waiting for them; the autoscaler hears of them from Ray."""
         for _ in range(count):
             with self._lock:
                 self._num_started += 1
@@ -96,7 +153,7 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             folder=str(self._folder(name)),
         )
         # The rest, with the cluster's mark and its token, is the head's own.
-        environment = {**os.environ, NODE_MARK: name, **autoscaler_environment(name, WORKER)}
+        environment = {**os.environ, NODE_MARK: name, **nodes.autoscaler_environment(name, WORKER)}
         return nodes.start_node(command, environment, Path(config["folder"], f"{name}.log"))
 
     def _forget_ended(self) -> None:
@@ -106,16 +163,16 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             self._clear(name)  # of what a killed leader has left
 
     def _clear(self, name: str) -> None:
-        kill_processes(self.cluster_name, name)
+        nodes.kill_processes(self.cluster_name, name)
         nodes.keep_only_logs(self._folder(name))
 
     def _folder(self, name: str) -> Path:
         return Path(self.provider_config["folder"], name)
 
     def _publish_limits(self) -> None:
-        """Lets a program ask Ray how much there can be at most; Ray's own providers do not tell."""
+        """Lets a program ask Ray how much there can be at most; Ray's own providers do not say."""
         resources = {"CPU": self.provider_config["num_cpus"]}
-        limits = {nodes.HEAD: 1, WORKER: self.provider_config["max_workers"]}
+        limits = {HEAD: 1, WORKER: self.provider_config["max_workers"]}
         groups = [
             NodeGroupConfig(name=name, resources=resources, max_count=count)
             for name, count in limits.items()

@@ -1,6 +1,8 @@
 """What travels to the cluster: the files of the current folder, and this package beside them.
 
-One zip file, the same to the byte for the same files, so that Ray uploads it once.
+One zip file, the same to the byte for the same files, so that Ray uploads it once. Ray's own way to
+pack (`working_dir` with `excludes`) does not ask git: it would send new hidden files such as `.env`
+or leave out those that git has, and nobody could say whether what travels is the commit.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def project_files(folder: Path) -> dict[str, Path]:
     """The files of a project by their name in the zip.
 
     In a git repository those that git has or would add. Elsewhere all but the usual leftovers.
-    What begins with a dot travels only if git has it: keys and passwords lie there.
+    What begins with a dot travels only if git has it: keys and passwords are there.
 
     Args:
         folder: the files below it.
@@ -73,7 +75,9 @@ def all_files(folder: Path) -> dict[str, Path]:
     project, package = project_files(folder), package_files()
     for name in _PACKAGES:
         hides = any(file.startswith(f"{name}/") or file == f"{name}.py" for file in project)
-        if hides and not _is_own(project, package, name):
+        init = f"{name}/__init__.py"  # the project's may be that of the package that runs now
+        is_own = init in project and project[init].resolve() == package[init].resolve()
+        if hides and not is_own:
             raise JobError(
                 f"{folder / name} has the name of a package of rl-service and would hide it; "
                 f"rename it, or submit from another folder"
@@ -99,18 +103,12 @@ def write_zip(path: Path, files: Mapping[str, Path]) -> None:
                 content = source.read_bytes()
             except OSError as error:
                 raise JobError(
-                    f"{source} cannot be sent: {error.strerror}; mend its permissions, or move it "
+                    f"{source} cannot be sent: {error.strerror}; fix its permissions, or move it "
                     f"out of the folder"
                 ) from error
             entry = zipfile.ZipInfo(name, date_time=_EPOCH)
             entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
             z.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=1)
-
-
-def _is_own(project: Mapping[str, Path], package: Mapping[str, Path], name: str) -> bool:
-    """Whether the project's package of that name is the one that runs now."""
-    init = f"{name}/__init__.py"
-    return init in project and project[init].resolve() == package[init].resolve()
 
 
 def _check_size(folder: Path, files: Mapping[str, Path]) -> None:
@@ -120,17 +118,14 @@ def _check_size(folder: Path, files: Mapping[str, Path]) -> None:
         return
     biggest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN_FILES]
     named = ", ".join(f"{name} ({sizes[name] / 1e6:,.1f} MB)" for name in biggest)
+    remedy = "name what the job does not need in .gitignore, and take it out of git if it is there"
+    if _git(folder, "rev-parse", "--git-dir") is None:
+        remedy = "move what the job does not need out of the folder"
     raise JobError(
         f"{folder} holds {total / 1e6:,.1f} MB in {len(files)} files, and at most "
-        f"{MAX_BYTES / 1e6:.0f} MB go with a job; the biggest are {named}: {_remedy(folder)}, or "
-        f"submit from another folder"
+        f"{MAX_BYTES / 1e6:.0f} MB go with a job; the biggest are {named}: {remedy}, or submit "
+        f"from another folder"
     )
-
-
-def _remedy(folder: Path) -> str:
-    if _git(folder, "rev-parse", "--git-dir") is None:
-        return "move what the job does not need out of the folder"
-    return "name what the job does not need in .gitignore, and take it out of git if it is there"
 
 
 def _is_wanted(name: str) -> bool:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rl_service.cluster.nodes import by_number, is_running, node_leaders
 from rl_service.common.errors import ClusterError
 from rl_service.common.files import output_errors, write_atomic
 
 HOME_VARIABLE = "RL_SERVICE_HOME"
 _TOKEN_BYTES = 32
-_MEND_HOME = f"mend its permissions, or point {HOME_VARIABLE} to another folder"
+_HOME_REMEDY = f"fix its permissions, or point {HOME_VARIABLE} to another folder"
 
 
 class Node(BaseModel):
@@ -40,11 +41,11 @@ class Autoscaling(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_workers: int
-    """Worker nodes at a time; the head is none of them."""
+    """Worker nodes at a time, without the head."""
     num_cpus: int
     """Logical CPUs of each."""
     idle_timeout_s: float
-    """How long a node has nothing to do before it goes."""
+    """How long a node has nothing to do before it ends."""
 
 
 class LocalCluster(BaseModel):
@@ -53,24 +54,55 @@ class LocalCluster(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    """Stands in the environment of all its processes, and of nobody else's."""
+    """Its mark, in the environment of all its processes."""
     host: str = Field(default_factory=platform.node)
     """Name of the machine that it runs on; others may see the same home folder."""
     address: str
     """HOST:PORT for `ray.init`."""
     dashboard_url: str
     folder: str
-    """Ray's sockets and logs; goes with the cluster."""
+    """Ray's sockets and logs; removed with the cluster."""
     started_at: str
     """ISO 8601, UTC."""
     nodes: list[Node]
-    """Those that stay; see `rl_service.cluster.autoscaling.running_nodes` for all."""
+    """Those that stay; `running_nodes` has all."""
     autoscaling: Autoscaling | None = None
     """None: no other nodes come."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the head runs; without it the rest is of no use."""
+        return any(is_running(self.id, node.pid) for node in self.nodes[:1])
+
+    def running_nodes(self) -> list[Node]:
+        """The nodes that stay, dead or alive, and those that the autoscaler has started, alive."""
+        if self.autoscaling is None:
+            return self.nodes
+        staying = {node.name for node in self.nodes}
+        leaders = node_leaders(self.id)
+        started = sorted(leaders.keys() - staying, key=by_number)
+        num_cpus = self.autoscaling.num_cpus
+        return [
+            *self.nodes,
+            *(Node(name=name, pid=leaders[name], num_cpus=num_cpus) for name in started),
+        ]
+
+    def check_is_visible(self) -> None:
+        """Makes sure that a cluster whose processes are not here is dead.
+
+        Raises:
+            ClusterError: if another machine has started it, where they may well run.
+        """
+        if self.host != platform.node() and not self.is_up:
+            raise ClusterError(
+                f"the cluster in {state_path()} is that of {self.host}, and only {self.host} can "
+                f"see whether it runs; go there, set {HOME_VARIABLE} to a folder of this "
+                f"machine's own, or remove the file if {self.host} is gone"
+            )
+
 
 def home_folder() -> Path:
-    """Where the state lies: `$RL_SERVICE_HOME`, or `~/.rl-service`; it need not exist."""
+    """Where the state is kept: `$RL_SERVICE_HOME`, or `~/.rl-service`; it need not exist."""
     return Path(os.environ.get(HOME_VARIABLE) or "~/.rl-service").expanduser().absolute()
 
 
@@ -102,7 +134,7 @@ def load_cluster() -> LocalCluster | None:
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise ClusterError(
-            f"the state of the local cluster in {path} cannot be read: {reason}; mend or remove it"
+            f"the state of the local cluster in {path} cannot be read: {reason}; fix or remove it"
         ) from error
 
 
@@ -140,7 +172,7 @@ def write_secret(path: Path, text: str) -> None:
     Raises:
         OutputError: if it exists or cannot be written.
     """
-    with output_errors(path, remedy=_MEND_HOME):
+    with output_errors(path, remedy=_HOME_REMEDY):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -156,7 +188,7 @@ def only_one() -> Iterator[None]:
         OutputError: if the state's folder cannot be written.
     """
     path = home_folder() / "cluster.lock"
-    with output_errors(path, remedy=_MEND_HOME):
+    with output_errors(path, remedy=_HOME_REMEDY):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = path.open("w")
     with file:

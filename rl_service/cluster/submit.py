@@ -13,11 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_service.cluster.address import Connection
-from rl_service.cluster.dashboard import ray_client
-from rl_service.cluster.staging import all_files, git_commit, write_zip
-from rl_service.cluster.state import LocalCluster, secrets_folder, write_secret
-from rl_service.cluster.variables import (
+from rl_service.cluster.dashboard import Connection, ray_client
+from rl_service.cluster.entrypoint import (
     ENTRYPOINT_MODULE,
     FOLDER_VARIABLE,
     SECRETS_VARIABLE,
@@ -25,17 +22,18 @@ from rl_service.cluster.variables import (
     job_variables,
     refuse_secrets,
 )
+from rl_service.cluster.staging import all_files, git_commit, write_zip
+from rl_service.cluster.state import LocalCluster, secrets_folder, write_secret
 from rl_service.common.errors import ClusterError, JobError, SettingsError
 from rl_service.common.files import as_folder_name
-from rl_service.common.text import one_line
+from rl_service.common.text import brief
 from rl_service.config.presets import presets_folder, resolve_settings_file
 from rl_service.config.yaml_text import read_yaml_mapping
 
-_ENTRYPOINT = ("python", "-m", ENTRYPOINT_MODULE)
-_ATTEMPTS = 5  # at an id that nobody has
 COMMANDS = ("train", "tune", "evaluate", "compare")
 OTHER_COMMANDS = ("serve", "doctor", "models", "policies", "submit", "cluster", "jobs")
-"""Those that are no jobs."""
+"""Those that cannot be jobs."""
+_ATTEMPTS = 5  # at an id that nobody has
 _SUBMITTED = "submitted"  # folder in the zip for a settings file that is not the project's
 _LONGEST_NAME = 40
 
@@ -80,22 +78,25 @@ def submit(
         JobError: if the command or the folder cannot be sent.
         SettingsError: if the target is a settings file that cannot be read.
     """
-    folder = Path.cwd()
+    folder, local = Path.cwd(), connection.local
     files = all_files(folder)
     resolved = resolve_target(target, arguments, folder, files)
     variables = job_variables(environment)
     refuse_secrets(resolved.arguments, variables.secret)
-    variables.open[FOLDER_VARIABLE] = _lasting_folder(output_dir, folder, connection.local)
+    variables.open[FOLDER_VARIABLE] = _lasting_folder(output_dir, folder, local)
     _check_versions(connection)
-    _check_resources(resources, connection.local)
-    notes = [] if connection.local else _not_sent(variables)
+    _check_resources(resources, local)
+    metadata = {
+        "job_name": as_job_name(name or resolved.name),
+        "command": shlex.join([target, *arguments]),
+    }
+    commit = git_commit(folder)
+    if commit is not None:
+        # Further files are not in the commit: git ignores them, or they are elsewhere.
+        metadata["git_commit"] = commit.rstrip("+") + "+" if resolved.files else commit
     request = {
         "entrypoint": entrypoint(resolved.arguments),
-        "metadata": {
-            "job_name": as_job_name(name or resolved.name),
-            "command": shlex.join([target, *arguments]),
-            **_commit(folder, resolved),
-        },
+        "metadata": metadata,
         "entrypoint_num_cpus": resources.cpus,
         "entrypoint_num_gpus": resources.gpus,
     }
@@ -103,12 +104,18 @@ def submit(
         zip_path = Path(staging, "project.zip")
         write_zip(zip_path, {**files, **resolved.files})
         job_id = _send(connection, request, zip_path, variables)
+    notes = []
+    if local is None and variables.secret:
+        notes.append(
+            f"{', '.join(sorted(variables.secret))} not sent: all who may list jobs could read it; "
+            f"set it on the cluster's nodes"
+        )
     return Submitted(job_id, notes)
 
 
 def entrypoint(arguments: Sequence[str]) -> str:
     """The command line of a job; `exec`, or SIGTERM would reach the shell alone."""
-    return f"exec {shlex.join([*_ENTRYPOINT, *arguments])}"
+    return f"exec {shlex.join(['python', '-m', ENTRYPOINT_MODULE, *arguments])}"
 
 
 def _lasting_folder(output_dir: str | None, folder: Path, local: LocalCluster | None) -> str:
@@ -117,8 +124,8 @@ def _lasting_folder(output_dir: str | None, folder: Path, local: LocalCluster | 
         return str(Path(output_dir or folder).expanduser().absolute())
     if output_dir is None:
         raise JobError(
-            "what the job writes would go with it: its folder on the cluster does not last; give "
-            "a folder that all nodes share with -o, such as -o /data"
+            "what the job writes would be lost: its folder on the cluster does not last; give a "
+            "folder that all nodes share with -o, such as -o /data"
         )
     if not output_dir.startswith("/"):
         raise JobError(
@@ -154,59 +161,31 @@ def _check_resources(resources: Resources, local: LocalCluster | None) -> None:
         )
 
 
-def _not_sent(variables: Variables) -> list[str]:
-    if not variables.secret:
-        return []
-    return [
-        f"{', '.join(sorted(variables.secret))} not sent: all who may list jobs could read it; set "
-        f"it on the cluster's nodes"
-    ]
-
-
-def _commit(folder: Path, target: Target) -> dict[str, str]:
-    commit = git_commit(folder)
-    if commit is None:
-        return {}
-    if target.files:  # git ignores them, or they lie elsewhere
-        commit = commit.rstrip("+") + "+"
-    return {"git_commit": commit}
-
-
 def _send(
     connection: Connection, request: dict[str, Any], zip_path: Path, variables: Variables
 ) -> str:
+    """Submits the job under an id that nobody has; secrets go only where the machine is ours."""
     client = ray_client(connection.dashboard)
     first_id = f"{request['metadata']['job_name']}-{time.strftime('%m%d-%H%M%S')}"
     for attempt in range(1, _ATTEMPTS + 1):
         job_id = first_id if attempt == 1 else f"{first_id}-{attempt}"
         env_vars = dict(variables.open)
-        secrets = _leave_secrets(connection.local, job_id, variables.secret)
-        if secrets is not None:
+        secrets = secrets_folder() / f"{job_id}-{os.urandom(4).hex()}.json"
+        if connection.local is not None and variables.secret:
+            write_secret(secrets, json.dumps(variables.secret))
             env_vars[SECRETS_VARIABLE] = str(secrets)
         runtime_env = {"working_dir": str(zip_path), "env_vars": env_vars}
         try:
             client.submit_job(submission_id=job_id, runtime_env=runtime_env, **request)
             return job_id
         except Exception as error:  # Ray raises what it likes
-            if secrets is not None:
-                secrets.unlink(missing_ok=True)
+            secrets.unlink(missing_ok=True)
             if "already exists" not in str(error) or attempt == _ATTEMPTS:
                 raise JobError(
                     f"the cluster at {connection.dashboard.url} did not take the job "
-                    f"({one_line(error)[:300]}); mend that, or look at rl-service cluster status"
+                    f"({brief(error)}); fix that, or look at rl-service cluster status"
                 ) from error
     raise AssertionError("unreachable")
-
-
-def _leave_secrets(
-    local: LocalCluster | None, job_id: str, secret: Mapping[str, str]
-) -> Path | None:
-    """Lays secrets where the job alone finds them; only on the machine that is ours."""
-    if local is None or not secret:
-        return None
-    path = secrets_folder() / f"{job_id}-{os.urandom(4).hex()}.json"
-    write_secret(path, json.dumps(dict(secret)))
-    return path
 
 
 class Target(NamedTuple):
@@ -235,9 +214,12 @@ def resolve_target(
         JobError: if it is none of them, or `compare` without a folder for its figures.
         SettingsError: if the settings file cannot be read.
     """
+    if target == "compare" and not any(text.startswith(("-o", "--output")) for text in arguments):
+        raise JobError(
+            "compare lacks a folder for its figures, since an -o before -- is the folder that the "
+            "job runs in; give it after --: rl-service submit compare RUN... -- -o DIR"
+        )
     if target in COMMANDS:
-        if target == "compare":
-            _check_has_folder(arguments)
         return Target(target, [target, *arguments], {})
     path = _settings_file(target)
     name, further = _name_in_zip(path, folder, files)
@@ -251,41 +233,27 @@ def as_job_name(text: str) -> str:
     return as_folder_name(text).lower()[:_LONGEST_NAME].strip("._-") or "job"
 
 
-def _check_has_folder(arguments: Sequence[str]) -> None:
-    """Refuses now what the job would only report in its log."""
-    if not any(argument.startswith(("-o", "--output")) for argument in arguments):
-        raise JobError(
-            "compare lacks a folder for its figures, since an -o before -- is the folder that the "
-            "job runs in; give it after --: rl-service submit compare RUN... -- -o DIR"
-        )
-
-
 def _settings_file(target: str) -> Path:
     try:
         return resolve_settings_file(Path(target))
     except SettingsError as error:
         if target.endswith((".yaml", ".yml")):
             raise
+        if target == "serve":
+            raise JobError(
+                "serving cannot be submitted, since a job would take its port and Ray with it when "
+                "it ends; run rl-service serve where clients reach it, or deploy "
+                "deploy/serve.yaml on the cluster: docs/serving.md"
+            ) from error
         if target in OTHER_COMMANDS:
-            raise JobError(_no_job(target)) from error
+            raise JobError(
+                f"{target} cannot be submitted, since it is about the machine that it runs on; run "
+                f"rl-service {target} there, and submit {', '.join(COMMANDS)} or a YAML file"
+            ) from error
         raise JobError(
             f"{target} is no settings file, no preset and no command; give a YAML file, or "
             f"{', '.join(COMMANDS)} with arguments ({error})"
         ) from error
-
-
-def _no_job(command: str) -> str:
-    """Why a command of ours cannot be submitted, and what to do instead."""
-    if command == "serve":
-        return (
-            "serving cannot be submitted, since a job would take its port and Ray with it when it "
-            "ends; run rl-service serve where clients reach it, or deploy deploy/serve.yaml on "
-            "the cluster: docs/serving.md"
-        )
-    return (
-        f"{command} cannot be submitted, since it is about the machine that it runs on; run "
-        f"rl-service {command} there, and submit {', '.join(COMMANDS)} or a YAML file"
-    )
 
 
 def _name_in_zip(

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from rl_service.cluster import state
-from rl_service.cluster.autoscaling import by_number
-from rl_service.cluster.nodes import HEAD
-from rl_service.cluster.processes import (
+from rl_service.cluster.nodes import (
+    HEAD,
+    by_number,
     command_line,
     kill_processes,
     marked_processes,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import ray
 
-from rl_service.cluster.processes import command_line
+from rl_service.cluster.nodes import command_line
 from rl_service.runtime import forkserver
 from tests.support.rays import own_ray
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rl_service.cluster.processes import kill_processes
+from rl_service.cluster.nodes import kill_processes
 from rl_service.cluster.state import LocalCluster
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 from ray._private.state import actors
 
-from rl_service.cluster.processes import command_line
+from rl_service.cluster.nodes import command_line
 from rl_service.runtime.forkserver import py_executable
 
 WORKERS = {"py_executable": py_executable()}

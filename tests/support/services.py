@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rl_service.cluster.processes import command_line
+from rl_service.cluster.nodes import command_line
 from rl_service.policies.registry import PolicyRegistry
 from rl_service.serving.client import PolicyClient
 from tests.conftest import WriteTestBundle, write_untrained_bundle

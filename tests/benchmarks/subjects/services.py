@@ -62,7 +62,7 @@ class RLService(_Process):
         return host, int(port)
 
     def kill_a_replica(self) -> None:
-        from rl_service.cluster.processes import command_line
+        from rl_service.cluster.nodes import command_line
         from tests.support.services import descendants
 
         pids = [

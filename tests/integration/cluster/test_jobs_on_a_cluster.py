@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cluster.processes import marked_processes
+from rl_service.cluster.nodes import marked_processes
 from rl_service.runtime.machine import ALL_INTERFACES, usable_port
 from rl_service.training.run import Run
 from tests.support.clusters import (
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_address_or_token_is_one_line(cluster: UserCluster) -
     line = cluster.refusal("jobs", "list", RL_SERVICE_HOME=stranger)
     assert "start one here with rl-service cluster up" in line
     line = cluster.refusal("submit", "tiny.yaml", *there, RL_SERVICE_HOME=stranger)
-    assert "what the job writes would go with it" in line
+    assert "what the job writes would be lost" in line
     line = cluster.refusal("submit", "tiny.yaml", "--address", "127.0.0.1:1", "-o", "/data")
     assert "no Ray cluster answers at http://127.0.0.1:1" in line
     assert "ray://" in cluster.refusal("jobs", "list", "--address", "ray://127.0.0.1:10001")

@@ -23,7 +23,7 @@ import pytest
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import RunningHistory
 from docs.examples.play_over_http import play
-from rl_service.cluster.processes import command_line
+from rl_service.cluster.nodes import command_line
 from rl_service.common.errors import BundleError
 from rl_service.config.settings import EnvSettings
 from rl_service.policies import load_bundle

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl_service.cluster.processes import marked_processes
+from rl_service.cluster.nodes import marked_processes
 from tests.benchmarks.cluster_chaos import Victim, plan, unleash
 from tests.support.clusters import UserCluster, wait_for
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rl_service.cluster.processes import command_line
+from rl_service.cluster.nodes import command_line
 from tests.support.services import TOKEN, Running, Start, descendants, wait_until
 
 OBSERVATION = {"observation": [0.0] * 8}

@@ -14,8 +14,8 @@ import pytest
 from ray.autoscaler._private.util import validate_config
 from ray.autoscaler.v2.instance_manager.config import FileConfigReader
 
-from rl_service.cluster.autoscaling import autoscaler_config, running_nodes
-from rl_service.cluster.processes import CLUSTER_MARK, NODE_MARK, command_line
+from rl_service.cluster.nodes import CLUSTER_MARK, NODE_MARK, command_line
+from rl_service.cluster.provider import autoscaler_config
 from rl_service.cluster.state import Autoscaling, LocalCluster, Node
 
 # What `ray start` looks like from outside, with a child that looks alike.
@@ -33,7 +33,7 @@ CLUSTER = LocalCluster(
 
 
 def test_ray_reads_limits_types_and_times_from_the_configuration(tmp_path: Path) -> None:
-    config = autoscaler_config(CLUSTER, AUTOSCALING, store_bytes=5)
+    config = autoscaler_config(CLUSTER, AUTOSCALING, 5)
     validate_config(config)
     path = tmp_path / "autoscaling.json"
     path.write_text(json.dumps(config))
@@ -68,10 +68,10 @@ def leaders() -> Iterator[dict[str, int]]:
 def test_nodes_that_run_are_those_that_stay_and_those_that_were_brought(
     leaders: dict[str, int],
 ) -> None:
-    assert running_nodes(CLUSTER) == [
+    assert CLUSTER.running_nodes() == [
         CLUSTER.nodes[0],
         Node(name="worker-9", pid=leaders["worker-9"], num_cpus=2),
         Node(name="worker-10", pid=leaders["worker-10"], num_cpus=2),
     ]
     without = CLUSTER.model_copy(update={"autoscaling": None})
-    assert running_nodes(without) == CLUSTER.nodes
+    assert without.running_nodes() == CLUSTER.nodes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rl_service.cluster.processes import CLUSTER_MARK, NODE_MARK, command_line
+from rl_service.cluster.nodes import CLUSTER_MARK, NODE_MARK, command_line
 from tests.benchmarks.cluster_chaos import Moment, Victim, plan, unleash, victims
 
 # What Ray's processes look like from outside: `ray start`, and an actor that named itself.

@@ -62,5 +62,5 @@ def test_a_job_whose_log_went_with_its_node_has_ended_all_the_same(
     monkeypatch.setattr(Dashboard, "get", answer)
     written: list[str] = []
     assert follow_log(Dashboard("http://head:8265"), ended, written.append) is ended
-    note = "note: what the log says last cannot be read (the dashboard answered 500)\n"
+    note = "note: the end of the log cannot be read (the dashboard answered 500)\n"
     assert written == [LOG[0], note]

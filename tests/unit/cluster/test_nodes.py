@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cluster import local, nodes, processes, state
-from rl_service.cluster.local import end_cluster, start_cluster
-from rl_service.cluster.processes import CLUSTER_MARK
+from rl_service.cluster import local, nodes, state
+from rl_service.cluster.local import cluster_status, end_cluster, start_cluster
+from rl_service.cluster.nodes import CLUSTER_MARK
 from rl_service.cluster.state import LocalCluster, Node
-from rl_service.cluster.status import cluster_status
 from rl_service.common.errors import ClusterError, SettingsError
 from rl_service.runtime.machine import LOOPBACK, usable_port
 from rl_service.runtime.signals import interruptible
@@ -77,7 +76,7 @@ def test_nodes_that_come_and_go_need_a_head_a_worker_and_a_time(
                 port=0,
                 dashboard_port=0,
                 idle_timeout_s=idle_timeout_s,
-                tell=print,
+                on_message=print,
             )
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
 
@@ -88,7 +87,7 @@ def test_a_node_that_fails_to_start_is_told_with_its_last_error(tmp_path: Path) 
     process = nodes.start_node([sys.executable, "-c", script], dict(os.environ), log)
     process.wait()
     assert not nodes.was_given_up(log)
-    failure = str(nodes.failure("head", log))
+    failure = str(nodes.start_failure("head", log))
     assert re.search(r"node head .* \(OSError: no room\); free memory", failure)
 
 
@@ -126,7 +125,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path))
     with pytest.raises(SettingsError, match="must be at least 1"):
-        start_cluster(num_nodes=0, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+        start_cluster(num_nodes=0, cpus_per_node=1, port=0, dashboard_port=0, on_message=print)
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.lock"]
 
 
@@ -147,7 +146,7 @@ def test_a_node_that_ray_gave_up_is_started_once_more(tmp_path: Path, failing_ra
     said = "Exception: The current node timed out during startup. This could happen because ..."
     failing_ray.write_text(f"#!/bin/sh\necho x >> {tmp_path}/starts\necho '{said}'\nexit 1\n")
     with pytest.raises(ClusterError, match=r"node head .* \(Exception: The current node timed out"):
-        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, on_message=print)
     assert (tmp_path / "starts").read_text() == "x\nx\n"
 
 
@@ -180,9 +179,9 @@ def test_a_node_that_fails_for_another_reason_is_not(tmp_path: Path, failing_ray
     assert (tmp_path / "starts").read_text() == "x\n"
 
 
-def start_and_fail(tell: Callable[[str], None] = print) -> None:
+def start_and_fail(on_message: Callable[[str], None] = print) -> None:
     with pytest.raises(ClusterError, match=r"node head .* \(OSError: no memory\)"):
-        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, tell=tell)
+        start_cluster(num_nodes=2, cpus_per_node=1, port=0, dashboard_port=0, on_message=on_message)
 
 
 def test_a_head_that_does_not_start_leaves_no_process_no_folder_and_no_token(
@@ -223,7 +222,7 @@ def test_a_signal_does_not_end_the_clean_up_half_done(
         os.kill(os.getpid(), signal.SIGINT)
         return True
 
-    monkeypatch.setattr(processes, "end_processes", end)
+    monkeypatch.setattr(nodes, "end_processes", end)
     with interruptible():
         end_cluster()
     assert state.load_cluster() is None
@@ -260,7 +259,7 @@ def test_a_machine_that_was_renamed_still_has_its_cluster(
 
 
 def start_one() -> None:
-    start_cluster(num_nodes=1, cpus_per_node=1, port=0, dashboard_port=0, tell=print)
+    start_cluster(num_nodes=1, cpus_per_node=1, port=0, dashboard_port=0, on_message=print)
 
 
 def save_dead_cluster(folder: Path) -> None:
@@ -281,3 +280,14 @@ def save_cluster(pid: int, folder: Path, host: str = platform.node()) -> None:
             host=host,
         )
     )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_node_that_was_started_again_is_alive_wherever_its_dead_one_is_listed(order: int) -> None:
+    rows = [
+        {"node_name": "worker-1", "node_id": "a", "state": "DEAD"},
+        {"node_name": "worker-1", "node_id": "b", "state": "ALIVE"},
+        {"node_name": "worker-2", "node_id": "c", "state": "DEAD"},
+    ][::order]
+    found = {name: row["node_id"] for name, row in local._by_name(rows).items()}
+    assert found == {"worker-1": "b", "worker-2": "c"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl_service.cluster import nodes
-from rl_service.cluster.processes import CLUSTER_MARK, kill_processes, marked_processes
+from rl_service.cluster.nodes import CLUSTER_MARK, kill_processes, marked_processes
 from rl_service.cluster.provider import LocalNodeProvider
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cluster.address import Connection
-from rl_service.cluster.dashboard import Dashboard, Versions
+from rl_service.cluster.dashboard import Connection, Dashboard, Versions
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.cluster.submit import Resources, submit
 from rl_service.common.errors import ClusterError, JobError, RLServiceError

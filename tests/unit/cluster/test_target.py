@@ -1,4 +1,4 @@
-"""What is run for a TARGET, and where its settings file is found on the cluster."""
+"""What is run for a TARGET."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rl_service.cli.app import app
-from rl_service.cluster.entrypoint import as_submitted, take_secrets
 from rl_service.cluster.staging import package_files
 from rl_service.cluster.submit import (
     COMMANDS,
@@ -99,25 +98,3 @@ def test_signals_reach_the_command_itself_and_arguments_are_quoted() -> None:
     line = entrypoint(["train", "--config", "My file.yaml", "; rm"])
     assert line.startswith("exec python -m rl_service.cluster.entrypoint train ")
     assert line.endswith("--config 'My file.yaml' '; rm'")
-
-
-def test_settings_are_read_as_submitted_and_other_paths_where_the_job_runs(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("")
-    (tmp_path / "runs").mkdir()
-    given = ["--config", "a.yaml", "--config=a.yaml", "--resume", "runs", "other.yaml", "x=a.yaml"]
-    shipped = f"{tmp_path}/a.yaml"
-    assert as_submitted(given, tmp_path) == [
-        *("--config", shipped, f"--config={shipped}"),
-        *("--resume", "runs", "other.yaml", "x=a.yaml"),
-    ]
-
-
-def test_a_job_takes_its_secrets_and_leaves_none(tmp_path: Path) -> None:
-    path = tmp_path / "secrets.json"
-    path.write_text('{"WANDB_API_KEY": "secret"}')
-    environment = {"RL_SERVICE_JOB_SECRETS": str(path)}
-    take_secrets(environment)
-    assert environment == {"WANDB_API_KEY": "secret"}
-    assert not path.exists()
-    take_secrets(environment)
-    assert environment == {"WANDB_API_KEY": "secret"}

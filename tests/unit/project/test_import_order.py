@@ -35,7 +35,7 @@ USES_RAY = (
     "rl_service.tuning",
     "rl_service.serving.deployment",
     "rl_service.serving.server",
-    "rl_service.cluster.provider",  # the autoscaler's process alone imports it
+    "rl_service.cluster.provider",  # Ray's autoscaler imports it, and who configures that
     "rl_service.cluster.dashboard",  # Ray's client for jobs, when it is asked for
     "rl_service.cluster.jobs",  # names its type
     "rl_service.cli.doctor",  # asks whether Ray starts

@@ -15,7 +15,7 @@ import typer
 
 from rl_service.cli import jobs as jobs_command
 from rl_service.cluster import jobs as control
-from rl_service.cluster import processes, state
+from rl_service.cluster import nodes, state
 from rl_service.cluster.dashboard import Dashboard
 from rl_service.cluster.jobs import find_job, stop_all_local, stop_job
 from rl_service.cluster.state import LocalCluster, Node
@@ -88,7 +88,7 @@ class _Routes(BaseHTTPRequestHandler):
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[FakeCluster]:
     """It is the local cluster, as far as files and the marks of processes tell."""
     monkeypatch.setenv("RL_SERVICE_HOME", str(tmp_path))
-    monkeypatch.setattr(processes, "_environment", lambda pid: {b"RL_SERVICE_CLUSTER_ID=0123"})
+    monkeypatch.setattr(nodes, "_environment", lambda pid: {b"RL_SERVICE_CLUSTER_ID=0123"})
     for name in ("NO_PROXY", "no_proxy", "NETRC"):  # which Ray's client changes
         monkeypatch.setenv(name, "")
     state.create_token()
@@ -169,7 +169,7 @@ def test_a_job_that_does_not_end_is_told_with_why_nothing_is_known(
     cluster.jobs, cluster.drops_left = {"one": "RUNNING"}, 99
     told: list[str] = []
     assert stop_all_local(told.append) == 0
-    assert "one was asked to stop minutes ago and is running still (no Ray cluster" in told[-1]
+    assert "one was asked to stop minutes ago and is still running (no Ray cluster" in told[-1]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_service.cluster import processes, state
-from rl_service.cluster.address import Connection, find_cluster
+from rl_service.cluster import nodes, state
+from rl_service.cluster.dashboard import Connection, find_cluster
 from rl_service.cluster.state import LocalCluster, Node
 from rl_service.common.errors import ClusterError
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A cluster that is up as far as its files and the marks of processes tell; its token."""
-    monkeypatch.setattr(processes, "_environment", lambda pid: {b"RL_SERVICE_CLUSTER_ID=0123"})
+    monkeypatch.setattr(nodes, "_environment", lambda pid: {b"RL_SERVICE_CLUSTER_ID=0123"})
     token = state.create_token().read_text()
     state.save_cluster(
         LocalCluster(

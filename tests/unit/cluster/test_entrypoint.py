@@ -1,10 +1,17 @@
-"""Secrets go into no place that others can read."""
+"""What a job gets from whoever submits it; secrets go into no place that others can read."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rl_service.cluster.variables import job_variables, refuse_secrets
+from rl_service.cluster.entrypoint import (
+    as_submitted,
+    job_variables,
+    refuse_secrets,
+    take_secrets,
+)
 from rl_service.common.errors import JobError
 
 ENVIRONMENT = {
@@ -56,3 +63,25 @@ def test_secrets_in_arguments_are_refused_without_showing_them(argument: str, me
 def test_other_arguments_pass() -> None:
     arguments = ["tune", "x.yaml", "--storage", "s3://bucket/a@b", "-e", "my_module:MyEnv"]
     refuse_secrets(arguments, {"WANDB_API_KEY": "a"})
+
+
+def test_settings_are_read_as_submitted_and_other_paths_where_the_job_runs(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("")
+    (tmp_path / "runs").mkdir()
+    given = ["--config", "a.yaml", "--config=a.yaml", "--resume", "runs", "other.yaml", "x=a.yaml"]
+    shipped = f"{tmp_path}/a.yaml"
+    assert as_submitted(given, tmp_path) == [
+        *("--config", shipped, f"--config={shipped}"),
+        *("--resume", "runs", "other.yaml", "x=a.yaml"),
+    ]
+
+
+def test_a_job_takes_its_secrets_and_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.json"
+    path.write_text('{"WANDB_API_KEY": "secret"}')
+    environment = {"RL_SERVICE_JOB_SECRETS": str(path)}
+    take_secrets(environment)
+    assert environment == {"WANDB_API_KEY": "secret"}
+    assert not path.exists()
+    take_secrets(environment)
+    assert environment == {"WANDB_API_KEY": "secret"}
