@@ -35,7 +35,7 @@ def test_a_node_that_dies_is_shown_and_ends_the_jobs_on_it(cluster: UserCluster)
     cluster.kill_node("worker-1")
     exit_status, out, err = cluster.run("jobs", "logs", dies, "--follow")
     assert exit_status == 1, out + err
-    assert "note: what the log says last cannot be read (the dashboard at" in out
+    assert "note: the end of the log cannot be read (the dashboard at" in out
     assert cluster.run("jobs", "stop", stays)[0] == 0
     wait_for(lambda: status("third") == "STOPPED", "a job that stops when it has its place")
 
