@@ -80,7 +80,7 @@ class Display:
 
     def _show(self, view: RenderableType) -> None:
         """Replaces the live view; its last state stays on the screen."""
-        self._live.update(view)
+        self._live.update(view, refresh=self.is_live)
         self._live.transient = not self.is_live
 
 
