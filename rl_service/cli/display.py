@@ -25,7 +25,7 @@ from rl_service.training.observer import TrainResult
 from rl_service.training.progress_file import ProgressFile
 
 _WIDE = 10_000
-"""Columns of what is no terminal: values are whole there, and lines as long as they are."""
+"""Columns where there is no terminal: values and lines are never cut there."""
 _SPARKS, _SPARKLINE_WIDTH = "▁▂▃▄▅▆▇█", 24
 _RECENT_ROWS = 20
 

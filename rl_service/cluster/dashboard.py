@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 _TIMEOUT = httpx.Timeout(8.0, connect=4.0)
-"""Seconds; an address where nobody is must be reported within a few."""
+"""Seconds; an address where nobody answers is reported soon."""
 _DROPPED = re.compile(r"disconnected|closed connection")
 """What httpx says of a connection that ended before the answer did."""
 _MOST_ROWS = 10_000
-"""That Ray lists; without a limit it lists 100."""
+"""At most that Ray lists; without a limit it lists 100."""
 _SHOWN_CHARACTERS = 200
 """Of the last line of an error, which in a traceback is the one that says what happened."""
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in Ray's order
@@ -98,7 +98,7 @@ class Dashboard:
 
         Raises:
             ClusterError: if nobody answers, the token is refused, the dashboard itself fails, or
-                it is no Ray dashboard.
+                it is not a Ray dashboard.
         """
         answer = self._get(path)
         return answer if isinstance(answer, dict) else {}
@@ -134,7 +134,7 @@ class Dashboard:
 
     def _no_dashboard(self) -> ClusterError:
         return ClusterError(
-            f"what answers at {self.url} is no Ray dashboard; give the dashboard's address, "
+            f"what answers at {self.url} is not a Ray dashboard; give the dashboard's address, "
             f"usually http://HOST:8265 (6379 is for Ray's own processes, 10001 for ray://)"
         )
 
@@ -263,7 +263,7 @@ def _dashboard_url(given: str, source: str) -> str:
     scheme, _, rest = given.rpartition("://")
     match = _HOST_AND_PORT.fullmatch(rest)
     if scheme not in ("", "https") or match is None or given == "auto":
-        raise ClusterError(f"{source} is no address that jobs can be sent to; {remedy}")
+        raise ClusterError(f"{source} is not an address that jobs can be sent to; {remedy}")
     if not 0 < int(match["port"] or _DASHBOARD_PORT) < 2**16:
         raise ClusterError(f"{source} has a port that does not exist; {remedy}")
     port = match["port"] or ("443" if scheme else _DASHBOARD_PORT)

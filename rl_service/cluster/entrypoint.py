@@ -1,11 +1,11 @@
 """`python -m rl_service.cluster.entrypoint COMMAND ...`: what a job runs on the cluster.
 
-Starts in the folder that Ray has unpacked what was submitted into, and that goes with the job. So
-settings files are read there, as they were submitted, and the command itself runs in the folder
-that lasts: what it writes to relative paths stays.
+A job starts in the folder into which Ray has unpacked what was submitted, and which Ray deletes
+after the job. Settings files are read there, as they were submitted. The command itself runs in a
+folder that lasts, so what it writes to relative paths stays.
 
 Whoever may list the jobs of a cluster can read their commands, their metadata and their
-`env_vars` (Ray's dashboard hides values from browsers alone), so secrets take another way.
+`env_vars` (Ray's dashboard hides values from browsers alone), so secrets go another way: in a file.
 """
 
 from __future__ import annotations

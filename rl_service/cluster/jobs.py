@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _AFTER_KILL_S = 15.0  # from SIGKILL to the status that says so
-_PENDING_S = 5.0  # for a job that starts just now; Ray stops no other one before it has its place
+_PENDING_S = 5.0  # for a job that is just starting; Ray stops others only when they have CPUs
 _POLL_S = 0.5
 _PATIENCE_S = 120.0  # with a cluster that does not answer
 _RETRY_S = 1.0
@@ -107,8 +107,8 @@ def find_job(dashboard: Dashboard, wanted: str) -> Job:
 def stop_job(dashboard: Dashboard, job: Job, on_message: OnMessage) -> Job:
     """Asks a job to stop, and waits until it has ended.
 
-    A training ends its iteration and saves before it does; after `STOP_WAIT_S` Ray kills it. One
-    that waits for its place hears of it when it has got it, so nobody waits for that.
+    A training ends its iteration and saves first; after `STOP_WAIT_S` Ray kills it. A job that
+    still waits for CPUs and GPUs stops only when it has them, and this does not wait for that.
 
     Returns:
         The job as it is then: ended, or still `PENDING`.

@@ -162,7 +162,7 @@ def _check_room() -> None:
 
 
 class _Start:
-    """A cluster that starts; its mark is on the disk before its first process, so none gets lost.
+    """A start in progress; the cluster's mark is on the disk before its first process exists.
 
     Args:
         num_nodes: the head and its workers.

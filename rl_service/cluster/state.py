@@ -167,7 +167,7 @@ def create_token() -> Path:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Writes a new file that nobody else can read, at no moment.
+    """Writes a new file that nobody else can read at any moment.
 
     Raises:
         OutputError: if it exists or cannot be written.
@@ -184,7 +184,7 @@ def only_one() -> Iterator[None]:
     """Lets one command at a time change the local cluster.
 
     Raises:
-        ClusterError: if another one is at it.
+        ClusterError: if another one is changing it.
         OutputError: if the state's folder cannot be written.
     """
     path = home_folder() / "cluster.lock"

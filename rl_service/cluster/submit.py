@@ -33,7 +33,7 @@ from rl_service.config.yaml_text import read_yaml_mapping
 COMMANDS = ("train", "tune", "evaluate", "compare")
 OTHER_COMMANDS = ("serve", "doctor", "models", "policies", "submit", "cluster", "jobs")
 """Those that cannot be jobs."""
-_ATTEMPTS = 5  # at an id that nobody has
+_ATTEMPTS = 5  # to find an id that is not taken
 _SUBMITTED = "submitted"  # folder in the zip for a settings file that is not the project's
 _LONGEST_NAME = 40
 
@@ -164,7 +164,7 @@ def _check_resources(resources: Resources, local: LocalCluster | None) -> None:
 def _send(
     connection: Connection, request: dict[str, Any], zip_path: Path, variables: Variables
 ) -> str:
-    """Submits the job under an id that nobody has; secrets go only where the machine is ours."""
+    """Submits the job under a free id; secrets go only to a cluster on this machine."""
     client = ray_client(connection.dashboard)
     first_id = f"{request['metadata']['job_name']}-{time.strftime('%m%d-%H%M%S')}"
     for attempt in range(1, _ATTEMPTS + 1):
@@ -251,7 +251,7 @@ def _settings_file(target: str) -> Path:
                 f"rl-service {target} there, and submit {', '.join(COMMANDS)} or a YAML file"
             ) from error
         raise JobError(
-            f"{target} is no settings file, no preset and no command; give a YAML file, or "
+            f"{target} is not a settings file, a preset or a command; give a YAML file, or "
             f"{', '.join(COMMANDS)} with arguments ({error})"
         ) from error
 

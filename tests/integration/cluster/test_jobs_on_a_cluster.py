@@ -153,7 +153,7 @@ def test_what_is_wrong_with_address_or_token_is_one_line(cluster: UserCluster) -
         )
     gcs = cluster.state.address
     line = cluster.refusal("jobs", "list", "--address", gcs, RL_SERVICE_HOME=stranger)
-    assert "is no Ray dashboard; give the dashboard's address, usually http://HOST:8265" in line
+    assert "is not a Ray dashboard; give the dashboard's address, usually http://HOST:8265" in line
     line = cluster.refusal("jobs", "list", RL_SERVICE_HOME=stranger)
     assert "start one here with rl-service cluster up" in line
     line = cluster.refusal("submit", "tiny.yaml", *there, RL_SERVICE_HOME=stranger)

@@ -79,7 +79,7 @@ def test_a_missing_and_a_wrong_token_are_told_apart(
 
 
 def test_what_is_no_ray_dashboard_is_told_with_the_usual_ports(url: str) -> None:
-    with pytest.raises(ClusterError, match=r"no Ray dashboard; .*:8265 \(6379"):
+    with pytest.raises(ClusterError, match=r"not a Ray dashboard; .*:8265 \(6379"):
         Dashboard(url, TOKEN).get("/")
 
 
@@ -119,7 +119,7 @@ def test_an_address_where_nobody_listens_is_told_with_what_to_do() -> None:
             b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
             r"no Ray cluster answers .* \(peer closed connection without sending complete message",
         ),
-        (b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0", "is no Ray dashboard"),  # gRPC, as on 6379
+        (b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0", "is not a Ray dashboard"),  # gRPC, as on 6379
     ],
 )
 def test_a_dashboard_that_dies_is_told_from_what_is_none(answer: bytes, message: str) -> None:

@@ -134,12 +134,12 @@ def test_addresses_may_be_short(given: str, url: str) -> None:
     ("address", "message"),
     [
         ("ray://host:10001", "is for Ray Client, and jobs go over HTTP"),
-        ("auto", "is no address that jobs can be sent to"),
-        ("http://a b", "is no address that jobs can be sent to"),
-        ("http://me:password@host", "is no address that jobs can be sent to"),
-        ("ftp://host", "is no address that jobs can be sent to"),
+        ("auto", "is not an address that jobs can be sent to"),
+        ("http://a b", "is not an address that jobs can be sent to"),
+        ("http://me:password@host", "is not an address that jobs can be sent to"),
+        ("ftp://host", "is not an address that jobs can be sent to"),
         ("host:99999", "has a port that does not exist"),
-        ("", "is no address that jobs can be sent to"),
+        ("", "is not an address that jobs can be sent to"),
     ],
 )
 def test_what_is_no_address_is_told_with_what_to_give(address: str, message: str) -> None:

@@ -68,11 +68,11 @@ def test_a_file_that_does_not_travel_by_itself_is_added(project: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        ("seve", JobError, "seve is no settings file, no preset and no command"),
+        ("seve", JobError, "seve is not a settings file, a preset or a command"),
         ("serve", JobError, "serving cannot be submitted, .* run rl-service serve where clients"),
         ("policies", JobError, "policies cannot be submitted, .* run rl-service policies there"),
         ("nothing.yaml", SettingsError, "settings file nothing.yaml does not exist"),
-        ("sub", JobError, "sub is no settings file"),
+        ("sub", JobError, "sub is not a settings file"),
     ],
 )
 def test_any_other_target_is_refused(
