@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from custom_models.configs import GPT2CriticSettings
-from custom_models.critic import PADDING_SEGMENT, Chunks, Critic
 from custom_models.heads import orthogonal_linear
+from custom_models.interfaces import PADDING_SEGMENT, Chunks, Critic
+from custom_models.model_config import GPT2CriticSettings
 from custom_models.spaces import ActionSpec
 from custom_models.transformer import GPT2Trunk, load_gpt2
 

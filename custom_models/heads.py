@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from custom_models.actor import Actor
 from custom_models.history import History
+from custom_models.interfaces import Actor
 from custom_models.spaces import ActionSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0

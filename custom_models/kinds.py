@@ -11,9 +11,9 @@ import difflib
 import importlib
 import json
 from types import ModuleType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, WrapValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 UNKNOWN_KIND = "unknown_kind"
@@ -62,10 +62,21 @@ def callables_of(module: ModuleType) -> list[str]:
     return [name for name, value in vars(module).items() if callable(value)]
 
 
-class Kind(BaseModel):
-    """Settings of one kind: strict, immutable, with bounded numbers."""
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Group(BaseModel):
+    """Settings that refuse unknown keys, NaN and infinity, and never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Kind(Group):
+    """Settings of one kind of model or algorithm."""
 
     kind: ClassVar[str] = ""
     """Name of a kind that ships with the package."""

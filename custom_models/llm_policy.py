@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from custom_models.actor import Actor
 from custom_models.configs import LLMPolicyConfig
-from custom_models.critic import Critic
 from custom_models.gpt2_critic import GPT2Critic
 from custom_models.heads import CategoricalHead, GaussianHead, feed_forward
 from custom_models.history import History
+from custom_models.interfaces import Actor, Critic
 from custom_models.language_model import load_language_model, load_tokenizer
 from custom_models.nets import ActorCritic, MLPCritic
 from custom_models.observation_text import PADDING, PromptWriter

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from custom_models.actor import Actor
-from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
-from custom_models.critic import Chunks, Critic
+from custom_models.configs import GPT2CriticConfig, MLPConfig
 from custom_models.heads import FeedForwardActor, feed_forward, orthogonal_linear
+from custom_models.interfaces import Actor, Chunks, Critic
+from custom_models.model_config import ModelConfig
 from custom_models.spaces import ActionSpec
 
 _ACTOR, _CRITIC = "actor.", "critic."

@@ -9,7 +9,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from custom_models.base_models import find_model
-from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig
+from custom_models.configs import LLMPolicyConfig
+from custom_models.model_config import GPT2CriticSettings
 from custom_models.spaces import ActionSpec
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"

@@ -21,8 +21,8 @@ from transformers import GPT2Config, GPT2Model
 
 from custom_models.base_models import find_model
 from custom_models.block_attention import block_attention, dropout
-from custom_models.configs import GPT2CriticSettings
-from custom_models.critic import PADDING_SEGMENT
+from custom_models.interfaces import PADDING_SEGMENT
+from custom_models.model_config import GPT2CriticSettings
 
 BLOCK_STEPS = 32
 """Steps whose queries share one window of keys. Smaller blocks waste less on keys out of reach,

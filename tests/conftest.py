@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 import torch
 
-from custom_models.configs import MLPConfig, ModelConfig
+from custom_models.configs import MLPConfig
+from custom_models.model_config import ModelConfig
 from custom_models.nets import ActorCritic, build_actor_critic
 from custom_models.spaces import ActionSpec
 from rl_service.cli.app import main

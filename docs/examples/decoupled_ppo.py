@@ -13,10 +13,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from custom_models.kinds import UnitFloat
 from rl_service.algorithms.advantages import generalized_advantages
 from rl_service.algorithms.ppo import PPO, PPOPolicy
 from rl_service.config.algorithms import PPOSettings
-from rl_service.config.group import UnitFloat
 from rl_service.rollout.fragments import Columns
 
 Floats = npt.NDArray[np.float32]

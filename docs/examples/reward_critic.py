@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig
-from custom_models.critic import Chunks, Critic
 from custom_models.gpt2_critic import GPT2Critic
+from custom_models.interfaces import Chunks, Critic
 from custom_models.nets import GPT2CriticNet
 from custom_models.spaces import ActionSpec
 

@@ -12,7 +12,7 @@ import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
-from custom_models.critic import PADDING_SEGMENT, Chunks
+from custom_models.interfaces import PADDING_SEGMENT, Chunks
 from rl_service.algorithms.optimizer import map_columns
 from rl_service.rollout.fragments import (
     ACTOR_INPUTS,
@@ -38,7 +38,7 @@ class ActorRows(NamedTuple):
     """The step rows, in any order: what the actor's loss needs. N rows."""
 
     inputs: Tensor
-    """(N, I) what the actor computes its distribution from: see `custom_models.actor`."""
+    """(N, I) what the actor computes its distribution from: see `custom_models.interfaces`."""
     actions: Tensor
     """(N,) or (N, A)"""
     action_logp: Tensor

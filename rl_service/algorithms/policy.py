@@ -23,9 +23,9 @@ from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
-from custom_models.critic import Chunks
 from custom_models.heads import distribution
 from custom_models.history import History
+from custom_models.interfaces import Chunks
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec

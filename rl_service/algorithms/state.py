@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from custom_models.base_models import find_by_fingerprint, find_model, fingerprint
-from custom_models.configs import ModelConfig
+from custom_models.model_config import ModelConfig
 from rl_service.common.errors import CheckpointError
 from rl_service.config.settings import Settings
 

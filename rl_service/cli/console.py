@@ -20,6 +20,29 @@ BaseModel = Annotated[
     ),
 ]
 
+AllowModule = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="Import this module if the policy's model is from it. Only for code that you trust; "
+        "may be given several times.",
+    ),
+]
+
+
+def allow_modules(modules: Collection[str] | None) -> None:
+    """Carries out `AllowModule`, before a bundle is read."""
+    from custom_models.kinds import allow_module
+
+    for module in modules or ():
+        allow_module(module)
+
+
+def allowing(model: str) -> str:
+    """The option that a bundle of this model needs, for a command to copy; empty for ours."""
+    module, colon, _ = model.partition(":")
+    return f" --allow-module {module}" if colon else ""
+
 
 def command_group(name: str, help: str, **settings: Any) -> typer.Typer:
     """A command of several, which shows its help if none of them is given."""

@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from rl_service.cli.console import duration, figure, mean_std, short_path, speed
+from rl_service.cli.console import allowing, duration, figure, mean_std, short_path, speed
 from rl_service.config.settings import Settings
 from rl_service.training.observer import TrainResult
 from rl_service.training.progress_file import ProgressFile
@@ -282,7 +282,7 @@ def _next_commands(result: TrainResult) -> list[tuple[str, str]]:
         resume = (f"{resume[0]} -ne {2 * result.iterations}", "train twice as long")
     commands = [resume, (f"tensorboard --logdir {run}", "look at the curves")]
     if result.policy:
-        evaluate = f"rl-service evaluate {short_path(result.policy)}"
+        evaluate = f"rl-service evaluate {short_path(result.policy)}{allowing(result.model)}"
         commands.insert(0, (evaluate, "play more episodes; --video FILE.mp4 shows one"))
     return commands
 

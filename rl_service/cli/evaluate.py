@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_service.cli.console import AsJson, BaseModel
+from rl_service.cli.console import AllowModule, AsJson, BaseModel, allow_modules
 from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -36,9 +36,11 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE.mp4", help="Write a video of the first episode.")
     ] = None,
     base_model: BaseModel = None,
+    allow_module: AllowModule = None,
     as_json: AsJson = False,
 ) -> None:
     """Play episodes with a trained policy, always its most likely action."""
+    allow_modules(allow_module)
     folder = _one_policy(policy, file_path)
     _check_counts(num_episodes, seed, running_rew_len, max_episode_steps)
     from rl_service.policies import load_bundle

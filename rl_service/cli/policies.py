@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_service.cli.console import (
+    AllowModule,
     AsJson,
     BaseModel,
+    allow_modules,
     command_group,
     figure,
     print_facts,
@@ -85,6 +87,7 @@ def register_policy(
     ] = None,
     alias: Annotated[str | None, typer.Option(help="Also give it this alias.")] = None,
     base_model: BaseModel = None,
+    allow_module: AllowModule = None,
     root: _Root = None,
 ) -> None:
     """Put a bundle folder into the registry, as the next version of its name."""
@@ -92,6 +95,7 @@ def register_policy(
 
     if alias is not None:
         check_alias(alias)  # before anything is written
+    allow_modules(allow_module)
     registry = PolicyRegistry(root)
     version = registry.register(folder, name, base_model)
     if alias is not None:
@@ -128,9 +132,11 @@ def roll_back(
 def export_policy(
     policy: _Reference,
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
+    allow_module: AllowModule = None,
     root: _Root = None,
 ) -> None:
     """Copy a version's bundle into a new folder, and print that folder."""
+    allow_modules(allow_module)
     from rl_service.policies.registry import PolicyRegistry
 
     typer.echo(PolicyRegistry(root).export(policy, folder))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_service.cli.console import BaseModel
+from rl_service.cli.console import AllowModule, BaseModel, allow_modules
 from rl_service.common.errors import SettingsError
 
 if TYPE_CHECKING:  # the commands load what they need, so that help and errors come at once
@@ -40,6 +40,7 @@ def serve(
         str | None, typer.Option(metavar="ROOT", help="Folder or URI of the policy registry.")
     ] = None,
     base_model: BaseModel = None,
+    allow_module: AllowModule = None,
     replicas: Annotated[
         str, typer.Option(metavar="N|MIN:MAX", help="Processes that answer.")
     ] = "1",
@@ -58,6 +59,7 @@ def serve(
         "policies": policies,
         "registry": registry,
         "base_model": folder,
+        "allow_modules": allow_module or [],
         "token_file": None if token_file is None else str(token_file.absolute()),
         "log_folder": str(log_folder.absolute()),
         "min_replicas": min_replicas,
@@ -70,6 +72,7 @@ def serve(
     check_bind(host, tokens)
     from rl_service.serving.sources import find_sources
 
+    allow_modules(allow_module)
     examples = _examples(find_sources(policies, registry, folder))
     from rl_service.runtime.signals import StopRequest, interruptible
     from rl_service.serving.server import running_server

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from rich.table import Table
 
-from rl_service.cli.console import duration, figure, mean_std, speed
+from rl_service.cli.console import allowing, duration, figure, mean_std, speed
 from rl_service.cli.display import Display
 from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult, ranked
 from rl_service.tuning.plan import PBTSettings, TuningPlan
@@ -71,7 +71,7 @@ class TuneDisplay(Display):
         self._line("Next:")
         self._line(f"  rl-service train --config {result.preset}")
         if result.registered:
-            self._line(f"  rl-service serve {result.registered}")
+            self._line(f"  rl-service serve {result.registered}{allowing(result.model or '')}")
 
 
 def _title(plan: TuningPlan, max_concurrent: int) -> str:

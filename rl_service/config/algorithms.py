@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 
-from custom_models.kinds import Kind, Kinds
-from rl_service.config.group import (
+from custom_models.kinds import (
+    Kind,
+    Kinds,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from custom_models.configs import GPT2CriticConfig, ModelField
-from rl_service.config.algorithms import AlgorithmField, PPOSettings
-from rl_service.config.group import (
+from custom_models.kinds import (
     Group,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
 )
+from rl_service.config.algorithms import AlgorithmField, PPOSettings
 
 
 class EnvSettings(Group):

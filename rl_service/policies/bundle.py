@@ -18,10 +18,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from custom_models.actor import Actor
 from custom_models.base_models import find_by_fingerprint, find_model, fingerprint
-from custom_models.configs import ModelConfig
-from custom_models.critic import Critic
+from custom_models.interfaces import Actor, Critic
+from custom_models.model_config import ModelConfig
 from custom_models.nets import ActorCritic
 from rl_service.common.errors import BundleError
 from rl_service.common.files import replacing_folder

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from custom_models.kinds import Group
 from rl_service.common.errors import RegistryError
 from rl_service.common.storage import Storage
 
@@ -28,11 +29,7 @@ Version = Annotated[int, Field(ge=1)]
 Aliases = dict[str, Version]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Registered(_Strict):
+class Registered(Group):
     """A version, as it was registered."""
 
     version: Version
@@ -43,7 +40,7 @@ class Registered(_Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Entry(_Strict):
+class Entry(Group):
     """One file."""
 
     format_version: Literal[1] = FORMAT_VERSION

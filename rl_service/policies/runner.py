@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from custom_models.actor import Actor
-from custom_models.critic import PADDING_SEGMENT, Chunks, Critic
 from custom_models.heads import distribution
 from custom_models.history import History
+from custom_models.interfaces import PADDING_SEGMENT, Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.common.errors import BundleError, ObservationError
 from rl_service.rollout.filters import ObservationNormalizer

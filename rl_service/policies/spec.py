@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import BaseModel, FailFast, Field, ValidationError, model_validator
 
-from custom_models.configs import ContextLength, ModelConfig, ModelName, StrangersModelField
-from custom_models.kinds import UNKNOWN_KIND
+from custom_models.configs import StrangersModelField
+from custom_models.kinds import UNKNOWN_KIND, Group, PositiveInt
+from custom_models.model_config import ContextLength, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
 from rl_service.common.errors import BundleError
 from rl_service.common.text import brief
-from rl_service.config.group import PositiveInt
 from rl_service.config.settings import EnvSettings
 from rl_service.policies.bundle_files import (
     FORMAT,
@@ -55,10 +55,6 @@ Facts = Annotated[dict[Annotated[str, Field(max_length=100)], Fact], Field(max_l
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 class Header(BaseModel):
     """What every version of the format has, read before anything else."""
 
@@ -66,7 +62,7 @@ class Header(BaseModel):
     format_version: Annotated[int, Field(ge=1, lt=10**6)]
 
 
-class BoxSpec(_Strict):
+class BoxSpec(Group):
     """A `gymnasium.spaces.Box`, its bounds flattened."""
 
     type: Literal["Box"] = "Box"
@@ -111,7 +107,7 @@ class BoxSpec(_Strict):
         return self
 
 
-class DiscreteSpec(_Strict):
+class DiscreteSpec(Group):
     """A `gymnasium.spaces.Discrete`."""
 
     type: Literal["Discrete"] = "Discrete"
@@ -126,7 +122,7 @@ class DiscreteSpec(_Strict):
         return ActionSpec("discrete", self.n, start=self.start)
 
 
-class FilterSpec(_Strict):
+class FilterSpec(Group):
     """Statistics of the observation filter: `clip((obs - mean) / std, -clip, clip)`."""
 
     mean: Row
@@ -145,7 +141,7 @@ class FilterSpec(_Strict):
         return ObservationNormalizer(np.array(self.mean), np.array(self.std), self.clip)
 
 
-class HistorySpec(_Strict):
+class HistorySpec(Group):
     """The K-1 steps before each recorded observation, oldest first."""
 
     observations: Rows
@@ -158,7 +154,7 @@ class HistorySpec(_Strict):
     """(N,) how many of them there are: the last ones."""
 
 
-class ParitySpec(_Strict):
+class ParitySpec(Group):
     """Recorded pairs that a loaded policy must reproduce."""
 
     observations: Annotated[Rows, Field(min_length=1)]
@@ -169,7 +165,7 @@ class ParitySpec(_Strict):
     """(N, num_dist_inputs)"""
 
 
-class BaseModelSpec(_Strict):
+class BaseModelSpec(Group):
     """A language model that the bundle's weights are to be put into, or whose tokenizer it uses."""
 
     name: Annotated[ModelName, Field(min_length=1)]
@@ -178,7 +174,7 @@ class BaseModelSpec(_Strict):
     """Its fingerprint."""
 
 
-class PolicySpec(_Strict):
+class PolicySpec(Group):
     """All that `policy.json` says."""
 
     format: Literal["rl-service-policy"] = FORMAT
@@ -226,9 +222,7 @@ class PolicySpec(_Strict):
         if self.context_length != self.model.num_context_steps + 1:
             raise ValueError(f"context_length {self.context_length} does not fit the model")
         if self.model.base_model != (self.base_model and self.base_model.name):
-            raise ValueError(
-                f"base_model does not fit the model, which needs {self.model.base_model}"
-            )
+            raise ValueError(f"base_model does not fit the model's {self.model.base_model}")
         if self.observation_filter is not None:
             _check_rows("observation_filter.mean", [self.observation_filter.mean], num_inputs)
             _check_rows("observation_filter.std", [self.observation_filter.std], num_inputs)
@@ -319,7 +313,7 @@ def _parse(schema: type[Schema], text: bytes, path: Path) -> Schema:
 def first_problem(error: ValidationError) -> str:
     """The first thing that is wrong with a description, in one line."""
     problem = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(map(str, problem["loc"]))
     return brief(f"{where}: {problem['msg']}" if where else problem["msg"])
 
 

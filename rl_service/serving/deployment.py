@@ -22,6 +22,7 @@ from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
 from ray.serve.context import _get_global_client
 
+from custom_models.kinds import allow_module
 from rl_service.common.errors import SettingsError
 from rl_service.common.text import one_line
 from rl_service.runtime.process import prepare_process
@@ -57,6 +58,8 @@ class Arguments(BaseModel):
     store; on every node that runs a replica."""
     token_file: str | None = None
     """On every node that runs a replica."""
+    allow_modules: tuple[str, ...] = ()
+    """Modules that models of bundles may be imported from."""
     log_folder: str | None = None
     """For one line a request; None: with Ray's own logs."""
     min_replicas: int = Field(default=1, ge=1)
@@ -98,6 +101,8 @@ class PolicyService:
     def __init__(self, arguments: dict[str, Any]) -> None:
         given = Arguments.model_validate(arguments)
         prepare_process(num_threads=1)
+        for module in given.allow_modules:
+            allow_module(module)
         replica = serve.get_replica_context().replica_id.unique_id
         folder = Path(given.log_folder) if given.log_folder else _ray_logs() / "serve"
         self._log = _log_to(folder / f"requests-{replica}.jsonl")

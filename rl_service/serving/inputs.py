@@ -14,9 +14,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 
 from custom_models.history import History
+from custom_models.kinds import PositiveFloat, PositiveInt
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.common.text import one_line
-from rl_service.config.group import PositiveFloat, PositiveInt
 from rl_service.serving.refusals import RequestError
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from custom_models.critic import Chunks
+from custom_models.interfaces import Chunks
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.configs import ModelConfig
 from custom_models.heads import distribution
+from custom_models.model_config import ModelConfig
 from docs.examples.train_from_python import train_policy
 from rl_service.algorithms import trpo
 from rl_service.algorithms.base import OnPolicyAlgorithm

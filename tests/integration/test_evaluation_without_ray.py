@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.configs import GPT2CriticConfig, MLPConfig
+from custom_models.model_config import ModelConfig
 from rl_service.policies import load_bundle
 from rl_service.training.evaluation import evaluate
 from tests.conftest import WriteTestBundle

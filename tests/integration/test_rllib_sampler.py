@@ -10,7 +10,8 @@ import torch
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, ModelConfig
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
+from custom_models.model_config import ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 from rl_service.algorithms.config import build_config
 from rl_service.algorithms.ppo import PPOPolicy

@@ -11,8 +11,9 @@ import pytest
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.configs import MLPConfig, ModelConfig
-from custom_models.critic import Chunks
+from custom_models.configs import MLPConfig
+from custom_models.interfaces import Chunks
+from custom_models.model_config import ModelConfig
 from rl_service.algorithms.config import build_algorithm
 from rl_service.common.errors import CheckpointError, TrainingFailedError
 from rl_service.config.settings import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig
+from custom_models.configs import LLMPolicyConfig
+from custom_models.model_config import GPT2CriticSettings
 from rl_service.config.algorithms import OnPolicySettings, TRPOSettings
 from rl_service.training.run import Run
 from rl_service.training.train import train

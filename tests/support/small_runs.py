@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig, ModelConfig
+from custom_models.configs import GPT2CriticConfig, MLPConfig
+from custom_models.model_config import ModelConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
 from rl_service.config.settings import (

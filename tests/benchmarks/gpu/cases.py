@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from custom_models.critic import Chunks
 from custom_models.heads import distribution
+from custom_models.interfaces import Chunks
 from custom_models.nets import build_actor_critic
 from tests.benchmarks import flops
 from tests.benchmarks.gpu.bounds import Need, gpt2_activations, mlp_activations, mlp_flop

@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2Model
 
 from custom_models import block_attention
 from custom_models.configs import GPT2CriticConfig
-from custom_models.critic import PADDING_SEGMENT, Chunks
 from custom_models.gpt2_critic import GPT2Critic
+from custom_models.interfaces import PADDING_SEGMENT, Chunks
 from custom_models.spaces import ActionSpec
 
 OBS_SIZE, NUM_ACTIONS, K = 5, 3, 6

@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from custom_models.critic import Chunks
+from custom_models.interfaces import Chunks
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 from docs.examples.reward_critic import RewardCritic

@@ -15,14 +15,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2Model
 
-from custom_models.configs import (
-    GPT2CriticConfig,
-    GPT2CriticSettings,
-    LLMPolicyConfig,
-    MLPConfig,
-    ModelConfig,
-)
-from custom_models.critic import Chunks
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
+from custom_models.interfaces import Chunks
+from custom_models.model_config import GPT2CriticSettings, ModelConfig
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 from rl_service.common.errors import BundleError, OutputError

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, ModelConfig
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
+from custom_models.model_config import ModelConfig
 from rl_service.common.errors import BundleError
 from rl_service.policies import load_bundle
 from rl_service.policies.registry import PolicyRegistry

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from custom_models.actor import Actor
 from custom_models.history import History
+from custom_models.interfaces import Actor
 from custom_models.spaces import ActionSpec
 from rl_service.common.errors import ObservationError
 from rl_service.policies import PolicyRunner

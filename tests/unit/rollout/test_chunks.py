@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from custom_models.configs import GPT2CriticConfig
-from custom_models.critic import Chunks
 from custom_models.gpt2_critic import GPT2Critic
+from custom_models.interfaces import Chunks
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.batch import gather_chunks, plan_chunks
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig, ModelConfig
-from custom_models.critic import Chunks
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
+from custom_models.interfaces import Chunks
+from custom_models.model_config import ModelConfig
 from rl_service.policies import load_bundle
 from tests.conftest import WriteTestBundle
 from tests.support.serving import NumberedBundles, build_local

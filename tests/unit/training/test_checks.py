@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from custom_models.base_models import STORE_VARIABLE
-from custom_models.configs import GPT2CriticSettings, LLMPolicyConfig, MLPConfig
+from custom_models.configs import LLMPolicyConfig, MLPConfig
+from custom_models.model_config import GPT2CriticSettings
 from custom_models.transformer import load_gpt2
 from rl_service.config.load import load_settings
 from rl_service.config.settings import Settings
