@@ -79,7 +79,7 @@ def _gpu_problems(settings: Settings) -> list[str]:
         "learner_compile=true": resources.learner_compile,
     }
     return [
-        f"resources.{what} works only on a GPU; add resources.num_gpus=1 or leave it out"
+        f"resources.{what} pays off only on a GPU; add resources.num_gpus=1 or leave it out"
         for what, is_on in asked.items()
         if is_on and not resources.num_gpus
     ]

@@ -24,7 +24,7 @@ def test_without_a_key_the_run_is_kept_offline_with_all_that_belongs_to_it(
     assert started(folder).project == "tests"
     artifacts = {r.artifact.name: r.artifact for r in records(folder) if r.HasField("artifact")}
     files = {entry.path for entry in artifacts["source-tests-rl_service"].manifest.contents}
-    assert "tracking/weights_and_biases.py" in files
+    assert "training/weights_and_biases.py" in files
     assert not any(path.endswith(".pyc") for path in files)
     assert set(artifacts) == {
         f"source-tests-{package}" for package in ("rl_service", "custom_models", "tune_configs")

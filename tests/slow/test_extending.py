@@ -31,7 +31,7 @@ settings:
 search_space:
   model.reward_scale: {{uniform: [0.5, 2.0]}}
   algorithm.actor_lambda: {{choice: [0.9, 1.0]}}
-tuning: {{num_samples: 2}}
+num_samples: 2
 """
 
 
@@ -126,5 +126,5 @@ def test_a_policy_is_served_once_its_module_is_allowed(
     assert "--allow-module reward_critic" in refused.stderr
     _, url, _ = start(trained["policy"], "--allow-module", "reward_critic", PYTHONPATH=modules)
     with PolicyClient(url) as client:
-        [name] = client.policies()
+        [name] = [policy["policy"] for policy in client.policies()]
         assert client.act(name, np.zeros(4, np.float32)).action in (0, 1)

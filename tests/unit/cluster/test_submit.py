@@ -59,7 +59,7 @@ def refusal(
     return caught.value
 
 
-@pytest.mark.parametrize("versions", [("2.40.0", OURS[1]), (OURS[0], "3.12.1")])
+@pytest.mark.parametrize("versions", [("2.40.0", OURS[1]), (OURS[0], "3.10.1")])
 def test_other_versions_are_told_with_both_sides(
     in_tmp_path: Path, versions: tuple[str, str]
 ) -> None:

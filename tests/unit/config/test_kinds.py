@@ -63,7 +63,10 @@ def test_settings_of_one_from_outside_are_read_back(tmp_path: Path) -> None:
     [
         ("no_such_module_x:M", "module no_such_module_x cannot be imported"),
         ("docs.examples.reward_critic:RewardCritik", "did you mean RewardCritic?"),
-        ("docs.examples.reward_critic:RewardReader", "derives from custom_models.configs.Model"),
+        (
+            "docs.examples.reward_critic:RewardReader",
+            "derives from custom_models.model_config.ModelConfig",
+        ),
         (ALGORITHM, "is no model"),
         ("os:system", "is no model"),
     ],
