@@ -27,7 +27,6 @@ from custom_models.nets import ActorCritic, MLPCritic
 from custom_models.observation_text import PADDING, PromptWriter
 from custom_models.spaces import ActionSpec
 
-_CUE = "\nAction:"
 """Text between the observation and the action that is scored."""
 _MEAN_SCALE = 0.1
 """Scale of the initial weights of the Gaussian's mean."""
@@ -259,17 +258,7 @@ def build_writer(
             f"model.action_names has {len(config.action_names)} names for {action_spec.size} "
             f"{action_spec.kind} actions"
         )
-    return PromptWriter(
-        tokenizer,
-        observation_size,
-        action_spec,
-        context_length=config.context_length,
-        decimals=config.decimals,
-        separator=config.separator,
-        task=config.task,
-        action_names=config.action_names,
-        cue=_CUE if config.action_scoring == "tokens" else "",
-    )
+    return PromptWriter(tokenizer, observation_size, action_spec, config)
 
 
 def _padded(rows: list[list[int]]) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
 
@@ -33,6 +34,9 @@ _HEADS = [f"{sign}{i}" for sign in ("", "-") for i in range(NUMBER_LIMIT + 1)]
 _NUM_CHECKED = 64
 """Prompts that are tokenised whole, to compare."""
 
+_CUE = "\nAction:"
+"""Follows the current observation, and is followed by an action."""
+
 Tokens = npt.NDArray[np.int32]
 Index = npt.NDArray[np.int64]
 
@@ -41,19 +45,15 @@ class PromptWriter:
     """Turns histories into prompts.
 
     A prompt is, for each earlier step, its observation, an arrow, its action and a new line; then
-    the current observation, and `cue`. It begins with what the tokenizer puts before every text,
-    a BOS token for some. A `task` is no part of it: see `task_tokens`.
+    the current observation, and a cue if actions are scored by their text. It begins with what the
+    tokenizer puts before every text, a BOS token for some. The task is not part of it: see
+    `task_tokens`.
 
     Args:
         tokenizer: a tokenizer of transformers.
         observation_size: O.
         action_spec: the actions.
-        context_length: K, observations in a prompt.
-        decimals: of each number.
-        separator: between the numbers of a vector.
-        task: what the prompt is to begin with, once for all.
-        action_names: what discrete actions are called; their numbers if none are given.
-        cue: follows the current observation, and is followed by an action.
+        config: how a prompt is written.
 
     Raises:
         ValueError: if the tokenizer cannot write numbers or distinguish actions, or joins pieces.
@@ -64,29 +64,23 @@ class PromptWriter:
         tokenizer: Any,
         observation_size: int,
         action_spec: ActionSpec,
-        *,
-        context_length: int,
-        decimals: int,
-        separator: str,
-        task: str = "",
-        action_names: Sequence[str] = (),
-        cue: str = "",
+        config: LLMPolicyConfig,
     ) -> None:
         self._tokenizer = tokenizer
         self._action_spec = action_spec
-        self.context_length = context_length
-        self.decimals = decimals
-        self.separator = separator
-        self._cue = cue
+        self.context_length = config.context_length
+        self.decimals = decimals = config.decimals
+        self.separator = separator = config.separator
+        self._cue = cue = _CUE if config.action_scoring == "tokens" else ""
         self._scale = 10**decimals
-        self.action_names = tuple(action_names or map(str, range(action_spec.size)))
+        self.action_names = config.action_names or tuple(map(str, range(action_spec.size)))
         self._check_texts()
         digit, whole = self._read([_DIGIT])[0], tokenizer(_DIGIT)["input_ids"]
         self._added: list[int] = whole[: whole.index(digit[0])]
         self._rows: list[list[int]] = [[]]  # the first one is for what is missing
         self.task_tokens: list[int] = []
         """What all prompts begin with: the task, behind what the tokenizer adds; none without."""
-        self._start_heads = self._add(self._starts(task))
+        self._start_heads = self._add(self._starts(config.task))
         self._next_heads = self._add(self._after(STEP_END, _HEADS))
         self._later_heads = self._add(self._after(_DIGIT, [separator + head for head in _HEADS]))
         points = [f".{i:0{decimals}d}" for i in range(self._scale)] if decimals else [""]
@@ -94,7 +88,7 @@ class PromptWriter:
         self._actions = self._add(self._after(_DIGIT, self._action_texts()))
         self._ends = self._add(self._after(_DIGIT, [STEP_END, cue]))
         self.action_tokens: list[list[int]] = []
-        """Of each discrete action's text, as a continuation of `cue`; none without it."""
+        """Of each discrete action's text, as a continuation of the cue; none without it."""
         if cue:
             self.action_tokens = self._after(cue, [f" {name}" for name in self.action_names])
         self._lengths = np.array([len(row) for row in self._rows])
@@ -102,7 +96,7 @@ class PromptWriter:
         self._tokens = np.array([token for row in self._rows for token in row], np.int32)
         self.max_tokens = self._count_most(observation_size)
         """Of any prompt, the task's not counted."""
-        self._check_pieces(task, observation_size)
+        self._check_pieces(config.task, observation_size)
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text, without those that the tokenizer adds."""

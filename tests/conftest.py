@@ -148,16 +148,14 @@ def write_untrained_bundle(
     write_bundle(
         path,
         net=net,
-        observation_space=observation_space,
-        action_space=action_space,
+        spaces=(observation_space, action_space),
         env=env,
         normalizer=(
             ObservationNormalizer(np.linspace(-1.0, 1.0, size), np.linspace(0.5, 2.0, size))
             if filtered
             else None
         ),
-        value_mean=1.5,
-        value_std=2.0,
+        value_scale=(1.5, 2.0),
         evaluation={"episode_return_mean": 9.5} if evaluation is None else evaluation,
         provenance={"run": "test"},
     )

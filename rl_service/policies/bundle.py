@@ -74,12 +74,10 @@ def write_bundle(
     path: Path,
     *,
     net: ActorCritic,
-    observation_space: gym.spaces.Box,
-    action_space: gym.Space[Any],
+    spaces: tuple[gym.spaces.Box, gym.Space[Any]],
     env: EnvSettings,
     normalizer: ObservationNormalizer | None,
-    value_mean: float,
-    value_std: float,
+    value_scale: tuple[float, float],
     evaluation: Facts,
     provenance: Facts,
 ) -> Path:
@@ -88,12 +86,11 @@ def write_bundle(
     Args:
         path: Folder of the bundle.
         net: Actor and critic; both are saved, the actor alone acts.
-        observation_space: Of the raw observation, before the filter.
-        action_space: Of the environment.
+        spaces: Of the raw observation, before the filter, and of the environment's actions.
         env: The environment that it was trained in.
         normalizer: The observation filter's statistics; None stands for no filter.
-        value_mean: Mean of the value targets that the critic's output is relative to.
-        value_std: Their deviation, above 0.
+        value_scale: Mean and deviation, above 0, of the value targets that the critic's output is
+            relative to.
         evaluation: Scores, as JSON.
         provenance: Where it comes from (run, iteration, versions, …), as JSON.
 
@@ -101,6 +98,7 @@ def write_bundle(
         BundleError: if a weight or a statistic is not finite.
         OutputError: if the folder cannot be written; an earlier bundle there stays whole.
     """
+    observation_space, action_space = spaces
     weights = safetensors.torch.save(_whole_weights(net))
     model, base_model = _named_base_model(net.whole_config)
     runner = PolicyRunner(net.actor, observation_space.shape, net.action_spec, normalizer)
@@ -115,8 +113,8 @@ def write_bundle(
             base_model=base_model,
             context_length=net.config.num_context_steps + 1,
             observation_filter=normalizer and FilterSpec.from_normalizer(normalizer),
-            value_mean=value_mean,
-            value_std=value_std,
+            value_mean=value_scale[0],
+            value_std=value_scale[1],
             weights_sha256=hashlib.sha256(weights).hexdigest(),
             parity=record_parity(runner, observation_space),
             evaluation=evaluation,

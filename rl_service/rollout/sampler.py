@@ -53,7 +53,6 @@ class VectorSampler:
     Args:
         envs: the environments; each resets by itself when its episode ends.
         act: policy: the last observations of E environments to actions.
-        action_spec: maps policy actions to env actions.
         num_context_steps: K-1, the earlier steps that come with a fragment.
         acting_context_length: observations that the policy acts on, the current one included.
         obs_filter: normalises observations; None leaves them as they are.
@@ -66,7 +65,6 @@ class VectorSampler:
         self,
         envs: Sequence[SeededEpisodes],
         act: Callable[[History], Acted],
-        action_spec: ActionSpec,
         *,
         num_context_steps: int,
         acting_context_length: int,
@@ -76,6 +74,7 @@ class VectorSampler:
         max_failures: int,
     ) -> None:
         self.envs = list(envs)
+        action_spec = ActionSpec.from_space(self.envs[0].action_space)
         self.return_scaler = return_scaler
         self._act = act
         self._stepping = Stepping(self.envs, action_spec, max_failures)

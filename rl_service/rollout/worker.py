@@ -22,7 +22,6 @@ from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 
 from custom_models.history import History
 from custom_models.rllib_models import acting_context_length, num_context_steps
-from custom_models.spaces import ActionSpec
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.envs import make_env
@@ -104,7 +103,6 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         return VectorSampler(
             envs,
             self._act,
-            ActionSpec.from_space(policy.action_space),
             num_context_steps=num_context_steps(policy.view_requirements),
             acting_context_length=acting_context_length(policy.view_requirements),
             obs_filter=self.filters.get(OBSERVATIONS),

@@ -80,12 +80,10 @@ class BestPolicy:
         write_bundle(
             self.path,
             net=policy.net,
-            observation_space=self._algo.config.raw_observation_space,
-            action_space=policy.action_space,
+            spaces=(self._algo.config.raw_observation_space, policy.action_space),
             env=settings.env,
             normalizer=self._algo.observation_normalizer(),
-            value_mean=float(policy.value_stats.mean),
-            value_std=float(policy.value_stats.std),
+            value_scale=(float(policy.value_stats.mean), float(policy.value_stats.std)),
             evaluation=evaluation,
             provenance={
                 "run_id": self._run_id,

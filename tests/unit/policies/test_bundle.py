@@ -150,12 +150,10 @@ def write_broken(path: Path, weight: float = 0.0, evaluation: dict[str, Any] | N
     write_bundle(
         path,
         net=net,
-        observation_space=observation_space,
-        action_space=action_space,
+        spaces=(observation_space, action_space),
         env=env,
         normalizer=None,
-        value_mean=0.0,
-        value_std=1.0,
+        value_scale=(0.0, 1.0),
         evaluation=evaluation or {},
         provenance={},
     )
@@ -188,12 +186,10 @@ def test_a_policy_of_large_observations_is_written_and_read(tmp_path: Path) -> N
     write_bundle(
         tmp_path / "b",
         net=build_actor_critic(config, 28_224, spec),
-        observation_space=space,
-        action_space=gym.spaces.Discrete(2),
+        spaces=(space, gym.spaces.Discrete(2)),
         env=EnvSettings(id="CartPole-v1"),
         normalizer=None,
-        value_mean=0.0,
-        value_std=1.0,
+        value_scale=(0.0, 1.0),
         evaluation={},
         provenance={},
     )

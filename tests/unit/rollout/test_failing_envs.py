@@ -14,7 +14,6 @@ import pytest
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History
-from custom_models.spaces import ActionSpec
 from rl_service.common.errors import TrainingFailedError
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
@@ -130,7 +129,6 @@ def build(
             for e in range(kwargs.get("num_envs", NUM_ENVS))
         ],
         partial(act, kind),
-        ActionSpec.from_space(space),
         num_context_steps=CONTEXT,
         acting_context_length=acting,
         obs_filter=kwargs.get("obs_filter"),

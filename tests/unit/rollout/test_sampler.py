@@ -11,7 +11,6 @@ import pytest
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History
-from custom_models.spaces import ActionSpec
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import LOSS_MASK, context_rows, segment_ids
 from rl_service.rollout.sampler import Acted, VectorSampler
@@ -55,7 +54,6 @@ def build(
     return VectorSampler(
         [SeededEpisodes(lambda env=env: env, 7, 1, i) for i, env in enumerate(envs)],
         act,
-        ActionSpec.from_space(Counter.action_space),
         num_context_steps=context,
         acting_context_length=1,
         obs_filter=kwargs.get("obs_filter"),
