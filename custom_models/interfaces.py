@@ -92,7 +92,7 @@ class Chunks(NamedTuple):
     timesteps: Tensor
     """(B, T) steps since the episode's reset."""
     segment_ids: Tensor
-    """(B, T) one id per episode, `PADDING_SEGMENT` for padding."""
+    """(B, T) one id per unbroken stretch of an episode, `PADDING_SEGMENT` for padding."""
 
 
 class Critic(nn.Module):

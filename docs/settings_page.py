@@ -27,7 +27,11 @@ from rl_service.tuning.plan import TuningSettings
 PAGE = Path(__file__).with_name("settings.md")
 INTRODUCTION = """# Settings
 
-<!-- Written by `make docs` from the settings classes: edit their docstrings, not this page. -->
+<!-- Written by `make docs` from the docstrings in rl_service/config/settings.py, algorithms.py,
+custom_models/model_config.py, configs.py and rl_service/tuning/plan.py: edit those. -->
+
+Defaults are those without a preset. `train` starts from a preset if there is one for the
+environment, the model and the algorithm, and says so.
 
 A settings file has up to seven groups and a seed. `--set GROUP.KEY=VALUE` sets one value:
 

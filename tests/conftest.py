@@ -102,7 +102,7 @@ def local_ray(ray_address: str) -> None:
 @pytest.fixture
 def build() -> Iterator[Any]:
     """Builds algorithms that are stopped at the end of the test."""
-    from rl_service.algorithms.config import build_algorithm
+    from rl_service.algorithms.build import build_algorithm
 
     built: list[OnPolicyAlgorithm] = []
 

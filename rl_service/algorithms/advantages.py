@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over rows of fragments (arXiv 1506.02438)."""
+"""Generalised advantage estimation (GAE) over rows of fragments (arXiv 1506.02438)."""
 
 from __future__ import annotations
 

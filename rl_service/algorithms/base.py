@@ -15,7 +15,7 @@ from ray.rllib.policy.policy import Policy
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
 from rl_service.algorithms.batch import build_learner_batch
-from rl_service.algorithms.config import OnPolicyConfig
+from rl_service.algorithms.build import OnPolicyConfig
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import (
     Background,

@@ -23,7 +23,7 @@ MAX_GRAPHS = 16
 _WARMUP_STEPS = 3  # torch asks for a few before it records
 
 
-class Stepped(NamedTuple):
+class GradientStep(NamedTuple):
     """Results of a step, scalars."""
 
     loss: Tensor
@@ -56,7 +56,7 @@ class MinibatchStep:
         self._recorded = recorded and optimizer.vector.is_cuda
         self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
 
-    def __call__(self, minibatch: Any) -> Stepped:
+    def __call__(self, minibatch: Any) -> GradientStep:
         if not self._recorded:
             return self._step(minibatch)
         shapes = tuple(column.shape for column in _columns(minibatch))
@@ -66,16 +66,16 @@ class MinibatchStep:
             self._graphs[shapes] = _Graph(self._step, minibatch, self._optimizer)
         return self._graphs[shapes].replay(minibatch)
 
-    def _step(self, minibatch: Any) -> Stepped:
+    def _step(self, minibatch: Any) -> GradientStep:
         loss = self._loss(minibatch)
-        return Stepped(loss.detach(), self._optimizer.step(loss, self._grad_clip))
+        return GradientStep(loss.detach(), self._optimizer.step(loss, self._grad_clip))
 
 
 class _Graph:
     """A step on minibatches of one shape, recorded."""
 
     def __init__(
-        self, step: Callable[[Any], Stepped], minibatch: Any, optimizer: FlatOptimizer
+        self, step: Callable[[Any], GradientStep], minibatch: Any, optimizer: FlatOptimizer
     ) -> None:
         self._inputs = map_columns(minibatch, torch.clone)
         self._graph = torch.cuda.CUDAGraph()
@@ -90,11 +90,11 @@ class _Graph:
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._outputs = step(self._inputs)
 
-    def replay(self, minibatch: Any) -> Stepped:
+    def replay(self, minibatch: Any) -> GradientStep:
         for place, column in zip(_columns(self._inputs), _columns(minibatch), strict=True):
             place.copy_(column)
         self._graph.replay()
-        return Stepped(*(output.clone() for output in self._outputs))
+        return GradientStep(*(output.clone() for output in self._outputs))
 
 
 def map_columns(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

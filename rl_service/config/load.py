@@ -204,7 +204,7 @@ def _fixed_keys(layer: Layer) -> list[str]:
     given += [f"env.kwargs.{key}" for key in layer.env_kwargs]
     return [
         f"--set {name}: a resumed run keeps its env, model, algorithm.name, optimizers, output "
-        f"folder and seed; leave it out, or start a new run without --resume"
+        f"folder, experiment and seed; leave it out, or start a new run without --resume"
         for name in given
         if not _is_changeable(name)
     ]

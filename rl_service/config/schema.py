@@ -83,7 +83,7 @@ def _problem(detail: Any, names: Names, source_of: SourceOf) -> str:
     reason = one_line(detail["msg"])
     if detail["type"] == UNKNOWN_KIND:
         if ":" in names[group]:
-            return f"{group}.name={names[group]}{where}: {reason}"
+            return f"{group}.name={names[group]}: {reason}"
         more = tuple(PAPER_MODELS) if group == "model" else ()
         return _unknown_name(group, names[group], (*KINDS[group].ours, *more))
     if detail["type"] == "value_error":  # from our own validator, which names the settings

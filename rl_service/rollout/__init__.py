@@ -1,1 +1,1 @@
-"""From environments to fragments with their context, and from fragments to advantages."""
+"""From environments to fragments with their context; the fleet of rollout workers."""

@@ -158,10 +158,10 @@ class Fleet:
     def resize(self, size: int) -> None:
         """Changes the number of workers that are wanted; call it between two batches.
 
-        Those that have not come yet are called off first. Of the others those leave that share
-        their node with the fewest, so that whole nodes become free; this process's node comes
-        last. They have nothing in hand, since their last batch is in. Reserved places are given
-        up after all others.
+        Workers that are still starting are cancelled first. Then workers on the nodes with the
+        fewest workers leave, so that whole nodes become free; this process's node comes last. They
+        have nothing in hand, since their last batch is in. Reserved places are given up after all
+        others.
         """
         self._count_hours()
         self.size = size
@@ -209,7 +209,7 @@ class Fleet:
     def lose(self, index: int, reason: str) -> None:
         """Gives up a worker that died or hangs; `poll` replaces it.
 
-        After one that had brought nothing home its replacement waits, as after a failed start.
+        If it never returned samples, its replacement waits, as after a failed start.
         """
         with self._lock:
             self._count_hours()

@@ -142,7 +142,7 @@ class Starts:
                 yield FailedStart(start, reason, raised=False)
 
     def placed(self) -> list[Start]:
-        """The number of workers that already have their CPUs."""
+        """The workers that already have their CPUs."""
         self._looked_at = time.monotonic()
         for start in self._starts.values():
             if start.placed_at is None and is_placed(start.actor):

@@ -29,7 +29,7 @@ from rl_service.serving.loading import Loaded, Loader
 from rl_service.serving.refusals import RequestError
 from rl_service.serving.shared import ServingMetrics, SessionState, Shared, TooManySessions
 from rl_service.serving.sources import PolicySource
-from rl_service.serving.versions import PolicyVersions
+from rl_service.serving.versions import VersionRouter
 
 _MAX_CONFLICTS = 5
 _MAX_RECENT = 1024
@@ -45,7 +45,7 @@ class Service:
         limits: of a request, and of what stays loaded.
         shared: the sessions, and what the replicas agree on.
         metrics: where it counts.
-        canary_share: see `PolicyVersions`.
+        canary_share: see `VersionRouter`.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Service:
         self.limits = limits
         self.loader = Loader(limits, metrics)
         self.policies = {
-            source.name: PolicyVersions(source, self.loader, shared, metrics, canary_share)
+            source.name: VersionRouter(source, self.loader, shared, metrics, canary_share)
             for source in sources
         }
         self.sessions = Sessions(self.policies, self.loader, shared, limits)
 
     async def start(self) -> None:
-        """See `PolicyVersions.start`."""
+        """See `VersionRouter.start`."""
         for versions in self.policies.values():
             await versions.start()
 
     async def watch_once(self) -> None:
-        """See `PolicyVersions.watch_once`."""
+        """See `VersionRouter.watch_once`."""
         for versions in self.policies.values():
             await versions.watch_once()
 
@@ -157,7 +157,7 @@ class Sessions:
 
     def __init__(
         self,
-        policies: Mapping[str, PolicyVersions],
+        policies: Mapping[str, VersionRouter],
         loader: Loader,
         shared: Shared,
         limits: Limits,
@@ -268,8 +268,8 @@ class Sessions:
 
 
 def _find(
-    policies: Mapping[str, PolicyVersions], reference: str
-) -> tuple[PolicyVersions, int | None]:
+    policies: Mapping[str, VersionRouter], reference: str
+) -> tuple[VersionRouter, int | None]:
     """What `name` or `name:version` refers to.
 
     Raises:

@@ -21,7 +21,7 @@ from rl_service.serving.sources import PolicySource
 _logger = logging.getLogger("rl_service.serving")
 
 
-class PolicyVersions:
+class VersionRouter:
     """Chooses the version for each request to a policy, asks it, and follows its source.
 
     A version that the source wants takes over once it has passed its checks and its trial.

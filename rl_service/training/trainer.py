@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.common.errors import CheckpointError
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.config.settings import ResourceSettings, Settings

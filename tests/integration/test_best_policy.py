@@ -16,7 +16,7 @@ import pytest
 
 from custom_models.configs import MLPConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import (
     EnvSettings,

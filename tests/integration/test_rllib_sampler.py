@@ -13,7 +13,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
 from custom_models.model_config import ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
-from rl_service.algorithms.config import build_config
+from rl_service.algorithms.build import build_config
 from rl_service.algorithms.ppo import PPOPolicy
 from rl_service.config.algorithms import PPOSettings
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings

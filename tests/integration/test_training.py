@@ -14,7 +14,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.configs import MLPConfig
 from custom_models.interfaces import Chunks
 from custom_models.model_config import ModelConfig
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.common.errors import CheckpointError, TrainingFailedError
 from rl_service.config.settings import (
     ResourceSettings,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rl_service.algorithms.batch import build_learner_batch, shuffled
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.config.settings import (
     EvaluationSettings,
     Settings,

@@ -10,7 +10,7 @@ import numpy as np
 import ray
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, concat_samples
 
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.config.settings import Settings
 from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.runtime.ray_session import ray_session

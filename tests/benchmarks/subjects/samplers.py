@@ -11,7 +11,7 @@ import gymnasium as gym
 import ray
 
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env
 from rl_service.runtime.ray_session import ray_session

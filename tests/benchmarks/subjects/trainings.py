@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from rl_service.algorithms.config import build_algorithm
+from rl_service.algorithms.build import build_algorithm
 from rl_service.runtime.ray_session import ray_session
 from tests.benchmarks.subjects.settings import Variant, benchmark_settings
 
