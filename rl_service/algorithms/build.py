@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from gymnasium.spaces import Box
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.models import ModelCatalog
-from ray.tune.registry import _global_registry, register_env
+from ray.tune.registry import register_env
 
 from custom_models.rllib_models import ActorCriticModelV2
 from rl_service.config.settings import Settings
 from rl_service.rollout.envs import make_env, raw_observation_space
 from rl_service.rollout.worker import VectorRolloutWorker, create_env
+from rl_service.runtime.ray_session import forget_first_job
 
 if TYPE_CHECKING:
     from rl_service.algorithms.base import OnPolicyAlgorithm
@@ -50,7 +51,7 @@ def build_config(settings: Settings) -> OnPolicyConfig:
     Raises:
         EnvError: if the environment cannot be made or read.
     """
-    _global_registry._prefix = None  # it remembers the first job of a process that may run several
+    forget_first_job()
     ModelCatalog.register_custom_model(settings.model.name, ActorCriticModelV2)
     register_env(ENV_NAME, create_env)
     resources, algorithm = settings.resources, settings.algorithm

@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.autoscaler.node_provider import NodeProvider
 from ray.autoscaler.tags import NODE_KIND_HEAD, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
@@ -20,6 +19,7 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 from rl_service.cluster import nodes
 from rl_service.cluster.nodes import HEAD, NODE_MARK, WORKER
 from rl_service.cluster.state import Autoscaling, LocalCluster
+from rl_service.runtime.ray_session import report_cluster_config
 
 _PROVIDER = "rl_service.cluster.provider.LocalNodeProvider"
 # Keys that Ray's defaults for providers of others leave out, and then asks for.
@@ -178,6 +178,4 @@ class LocalNodeProvider(NodeProvider):  # type: ignore[misc]
             for name, count in limits.items()
         ]
         config = ClusterConfig(node_group_configs=groups)
-        GcsClient(address=self.provider_config["address"]).report_cluster_config(
-            config.SerializeToString()
-        )
+        report_cluster_config(self.provider_config["address"], config.SerializeToString())

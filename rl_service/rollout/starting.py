@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import ray
-from ray._private.state import actors
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 from rl_service.common.text import one_line
+from rl_service.runtime.ray_session import is_placed
 
 _FIRST_BACKOFF_S = 1.0
 _LOOK_S = 5.0  # asking for an actor's place takes a millisecond
@@ -215,15 +215,3 @@ def reason_of(error: Exception) -> str:
         return re.sub(r"^[\w.]+\.(?=\w+:)", "", last)[:_SHOWN_CHARACTERS]
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {one_line(cause)}"[:_SHOWN_CHARACTERS]
-
-
-def is_placed(actor: ActorHandle) -> bool:
-    """Whether an actor has its CPUs and a process; it may still be starting there.
-
-    Before, its node is the one that its request waits at.
-    """
-    try:
-        found = actors(actor._actor_id.hex())
-    except RayError:
-        return False
-    return bool(found.get("Address", {}).get("Port"))

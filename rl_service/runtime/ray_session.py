@@ -1,4 +1,7 @@
-"""Ray for the length of a run: an existing cluster, or a local one of the run's own."""
+"""Ray for the length of a run: an existing cluster, or a local one of the run's own.
+
+What only Ray's private modules offer is imported here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.node import Node
+from ray._private.node import Node  # takes the signals and the port file of a Ray of our own
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
-from ray._private.state import available_resources_per_node
+from ray._private.state import actors, available_resources_per_node
 from ray._private.state import state as cluster_state
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.tune.registry import _global_registry
 
 from rl_service.common.errors import ResourceError
 from rl_service.common.text import brief
@@ -295,3 +302,38 @@ class Capacity:
 
     def _workers_on(self, cpus: float) -> int:
         return int(cpus / self._cpus_per_worker + 1e-6)  # 0.3 / 0.1 is less than 3
+
+
+def is_placed(actor: ActorHandle) -> bool:
+    """Whether an actor has its CPUs and a process; it may still be starting there.
+
+    Before, its node is the one that its request waits at. No public call asks the control store
+    about a single actor.
+    """
+    try:
+        found = actors(actor._actor_id.hex())
+    except RayError:
+        return False
+    return bool(found.get("Address", {}).get("Port"))
+
+
+def report_cluster_config(address: str, config: bytes) -> None:
+    """Tells Ray which nodes an autoscaler could add; only Ray's own launcher does so publicly."""
+    GcsClient(address=address).report_cluster_config(config)
+
+
+def ray_log_folder() -> Path:
+    """Where this Ray's processes on this machine write; there is no public call."""
+    return Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+
+
+def forget_first_job() -> None:
+    """Lets a process register environments again after its first Ray job has ended."""
+    _global_registry._prefix = None
+
+
+def serve_client() -> Any:
+    """Serve's client, which can be asked more than `ray.serve` offers; None if Serve is down."""
+    from ray.serve.context import _get_global_client  # takes seconds to import
+
+    return _get_global_client(raise_if_no_controller_running=False)

@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
-from ray.serve.context import _get_global_client
 
 from custom_models.kinds import allow_module
 from rl_service.common.errors import SettingsError
 from rl_service.common.text import one_line
 from rl_service.runtime.process import prepare_process
+from rl_service.runtime.ray_session import ray_log_folder, serve_client
 from rl_service.serving.api import Api
 from rl_service.serving.inputs import Limits
 from rl_service.serving.security import TOKENS_VARIABLE, Tokens, is_loopback
@@ -104,7 +104,7 @@ class PolicyService:
         for module in given.allow_modules:
             allow_module(module)
         replica = serve.get_replica_context().replica_id.unique_id
-        folder = Path(given.log_folder) if given.log_folder else _ray_logs() / "serve"
+        folder = Path(given.log_folder) if given.log_folder else ray_log_folder() / "serve"
         self._log = _log_to(folder / f"requests-{replica}.jsonl")
         self._shared = _SharedHandle()
         self._metrics, self._replica = ServingMetrics(), replica
@@ -229,11 +229,6 @@ def _replicas(given: Arguments) -> dict[str, Any]:
     }
 
 
-def _ray_logs() -> Path:
-    """Where this Ray's processes on this machine write."""
-    return Path(ray._private.worker.global_worker.node.get_logs_dir_path())
-
-
 def _check_exposure(*, with_tokens: bool) -> None:
     """Compares where Serve's proxies bind with who may ask.
 
@@ -245,7 +240,7 @@ def _check_exposure(*, with_tokens: bool) -> None:
     """
     if with_tokens or not ray.is_initialized():
         return
-    client = _get_global_client(raise_if_no_controller_running=False)
+    client = serve_client()
     if client is None:  # nothing listens yet; each replica asks again
         return
     host = client.http_config.host

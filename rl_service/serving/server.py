@@ -154,9 +154,10 @@ def _drain(folder: Path) -> None:
 def _end_serve() -> None:
     import ray
     from ray import serve
-    from ray.serve.context import _get_global_client
 
-    client = _get_global_client(raise_if_no_controller_running=False)
+    from rl_service.runtime.ray_session import serve_client
+
+    client = serve_client()
     if client is not None:
         # As `serve.shutdown` does, but once: its answer is the controller's death, and Ray would
         # say that it tries again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -117,3 +118,9 @@ def test_only_a_few_packages_know_ray() -> None:
         and not any(is_in(name, package) for package in USES_RAY)
     ]
     assert offenders == []
+
+
+def test_one_file_imports_what_is_private_to_ray() -> None:
+    private = re.compile(r"\bray(\.\w+)*\._[a-z]|^from ray\S* import (\w+, )*_", re.MULTILINE)
+    found = {name for name, path in modules().items() if private.search(path.read_text("utf-8"))}
+    assert found == {"rl_service.runtime.ray_session"}
