@@ -134,7 +134,8 @@ def test_a_node_without_the_file_starts_workers_as_usual(
 
 def test_a_server_without_workers_goes_after_a_while() -> None:
     code = (
-        "import os, socket; from rl_service import forkserver as server; server._IDLE_S = 0.1; "
+        "import os, socket; from rl_service.runtime import forkserver as server; "
+        "server._IDLE_S = 0.1; "
         "os.environ['RAY_RAYLET_PID'] = str(os.getppid()); listener = socket.socket(); "
         "listener.listen(); server._serve(listener, [])"
     )

@@ -28,7 +28,6 @@ ORDER = [
 
 USES_RAY = (
     "custom_models.rllib_models",
-    "custom_models.registry",
     "rl_service.runtime",
     "rl_service.rollout",
     "rl_service.algorithms",
