@@ -7,7 +7,6 @@ is in these two classes.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 from types import ModuleType
@@ -15,6 +14,8 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
+
+from custom_models.text import nearest, one_line
 
 UNKNOWN_KIND = "unknown_kind"
 """Type of pydantic's error for a name that `Kinds` cannot find."""
@@ -35,7 +36,7 @@ def import_own(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:  # importing a user's module may raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         raise ValueError(
             f"module {name} cannot be imported ({reason}); install it or put its folder on "
             f"PYTHONPATH"
@@ -51,8 +52,8 @@ def import_object(path: str) -> Any:
     module, _, name = path.partition(":")
     imported = import_own(module)
     if not hasattr(imported, name):
-        near = difflib.get_close_matches(name, callables_of(imported), n=1)
-        hint = f"did you mean {near[0]}?" if near else "check the name"
+        near = nearest(name, callables_of(imported))
+        hint = f"did you mean {near}?" if near else "check the name"
         raise ValueError(f"module {module} has no {name}; {hint}")
     return getattr(imported, name)
 

@@ -12,6 +12,7 @@ from custom_models.base_models import find_model
 from custom_models.configs import LLMPolicyConfig
 from custom_models.model_config import GPT2CriticSettings
 from custom_models.spaces import ActionSpec
+from custom_models.text import one_line
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 _SIZES = ("n_layer", "n_head", "n_embd", "n_positions")
@@ -67,7 +68,7 @@ def prompt_problems(
             _check_language_model(find_model(model.pretrained))
         writer = build_writer(model, load_tokenizer(model), observation_size, action_spec)
     except (OSError, ValueError) as error:
-        return [f"model llm_policy: {_one_line(error)}"]
+        return [f"model llm_policy: {one_line(error)}"]
     needed = len(writer.task_tokens) + writer.max_tokens
     needed += max(map(len, writer.action_tokens), default=0)
     problems = []
@@ -107,7 +108,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, ...]]:
             names = file.keys()
             return {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except SafetensorError as error:
-        raise ValueError(f"{path.name} is truncated or foreign ({_one_line(error)})") from error
+        raise ValueError(f"{path.name} is truncated or foreign ({one_line(error)})") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -121,10 +122,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if config["n_embd"] % config["n_head"]:
         raise ValueError(f"its {CONFIG_FILE} gives an n_embd that n_head does not divide")
     return config  # type: ignore[no-any-return]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _is_size(value: Any) -> bool:

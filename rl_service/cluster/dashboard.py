@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from custom_models.text import brief, one_line
 from rl_service.cluster.state import LocalCluster, load_cluster, token_path
 from rl_service.common.errors import ClusterError
-from rl_service.common.text import brief, one_line
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from custom_models.text import brief, one_line
 from rl_service.cluster.dashboard import Dashboard, local_dashboard, ray_client
 from rl_service.cluster.entrypoint import ENTRYPOINT_MODULE
 from rl_service.cluster.nodes import STOP_WAIT_S
 from rl_service.cluster.state import load_cluster
 from rl_service.common.errors import ClusterError, JobError
-from rl_service.common.text import brief, one_line
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

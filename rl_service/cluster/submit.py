@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from custom_models.text import brief
 from rl_service.cluster.dashboard import Connection, ray_client
 from rl_service.cluster.entrypoint import (
     ENTRYPOINT_MODULE,
@@ -26,7 +27,6 @@ from rl_service.cluster.staging import all_files, git_commit, write_zip
 from rl_service.cluster.state import LocalCluster, secrets_folder, write_secret
 from rl_service.common.errors import ClusterError, JobError, SettingsError
 from rl_service.common.files import as_folder_name
-from rl_service.common.text import brief
 from rl_service.config.presets import presets_folder, resolve_settings_file
 from rl_service.config.yaml_text import read_yaml_mapping
 

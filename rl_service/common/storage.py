@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from custom_models.text import one_line
 from rl_service.common.errors import RLServiceError
 from rl_service.common.files import (
     WRITING,
@@ -24,7 +25,6 @@ from rl_service.common.files import (
     sync_to_disk,
     written_beside,
 )
-from rl_service.common.text import one_line
 
 Failure = Callable[[str, str], RLServiceError]
 """Makes an error out of what failed (`reach`, `read` or `write`) and why; it names the remedy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_service.common.text import nearest
+from custom_models.text import nearest
 from rl_service.config.settings import THROUGHPUT, ResourceSettings, Settings
 
 

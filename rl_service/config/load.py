@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from custom_models.text import nearest, one_line
 from rl_service.common.errors import SettingsError
-from rl_service.common.text import nearest, one_line
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.layers import GROUPS, Layer, merge, source_of, winner
 from rl_service.config.presets import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from custom_models.text import nearest
 from rl_service.common.errors import SettingsError
-from rl_service.common.text import nearest
 
 
 def presets_folder() -> Path:

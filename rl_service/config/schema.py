@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from custom_models.configs import MODELS
 from custom_models.kinds import UNKNOWN_KIND, Kinds
-from rl_service.common.text import nearest, one_line
+from custom_models.text import nearest, one_line
 from rl_service.config.algorithms import ALGORITHMS
 from rl_service.config.layers import GROUPS
 from rl_service.config.presets import PAPER_MODELS

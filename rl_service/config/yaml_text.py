@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from custom_models.text import one_line
 from rl_service.common.errors import SettingsError
-from rl_service.common.text import one_line
 
 _EXPONENT_WITHOUT_DOT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$")
 

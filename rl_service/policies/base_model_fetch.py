@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from custom_models.base_models import CONFIG_FILE, STORE_VARIABLE, store_folder
+from custom_models.text import nearest, one_line
 from rl_service.common.errors import BaseModelError, SettingsError
 from rl_service.common.files import output_errors, sync_folder, sync_to_disk
-from rl_service.common.text import nearest, one_line
 
 _GPT2_CONTEXT = 1024  # tokens
 _NO_CONNECTION = re.compile(r"connection broken|Max retries exceeded|timed out|Could not fetch URL")

@@ -22,9 +22,9 @@ from custom_models.base_models import find_by_fingerprint, find_model, fingerpri
 from custom_models.interfaces import Actor, Critic
 from custom_models.model_config import ModelConfig
 from custom_models.nets import ActorCritic
+from custom_models.text import brief
 from rl_service.common.errors import BundleError
 from rl_service.common.files import replacing_folder
-from rl_service.common.text import brief
 from rl_service.config.settings import EnvSettings
 from rl_service.policies.bundle_files import (
     CARD_FILE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import rl_service
+from custom_models.text import nearest
 from rl_service.common.errors import BundleError, RegistryError
-from rl_service.common.text import nearest
 from rl_service.policies.bundle_files import SPEC_FILE
 
 ZOO = "zoo"

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from custom_models.text import nearest
 from rl_service.common.errors import RegistryError
 from rl_service.common.files import replacing_folder
 from rl_service.common.storage import open_storage
-from rl_service.common.text import nearest
 from rl_service.policies.bundle_files import (
     BUNDLE_FILES,
     bundle_sha256,

@@ -17,8 +17,8 @@ from custom_models.configs import StrangersModelField
 from custom_models.kinds import UNKNOWN_KIND, Group, PositiveInt
 from custom_models.model_config import ContextLength, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
+from custom_models.text import brief
 from rl_service.common.errors import BundleError
-from rl_service.common.text import brief
 from rl_service.config.settings import EnvSettings
 from rl_service.policies.bundle_files import (
     FORMAT,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from custom_models.kinds import callables_of, import_own
+from custom_models.text import nearest, one_line
 from rl_service.common.errors import SettingsError
-from rl_service.common.text import nearest, one_line
 from rl_service.config.settings import THROUGHPUT, ResourceSettings
 from rl_service.rollout.throughput import Load, Proposal, ThroughputPolicy
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_service.common.text import one_line
+from custom_models.text import one_line
 
 
 class FailedEpisode(NamedTuple):

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from custom_models.kinds import callables_of, import_own
 from custom_models.spaces import ActionSpec, FloatArray, observation_size
+from custom_models.text import nearest, one_line
 from rl_service.common.errors import EnvError
-from rl_service.common.text import nearest, one_line
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space

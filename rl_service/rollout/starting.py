@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
-from rl_service.common.text import one_line
+from custom_models.text import one_line
 from rl_service.runtime.ray_session import is_placed
 
 _FIRST_BACKOFF_S = 1.0
@@ -207,8 +207,8 @@ _DEATHS = {
 def reason_of(error: Exception) -> str:
     """The cause of a Ray error, in a few words."""
     text = one_line(error)
-    for told, short in _DEATHS.items():
-        if told in text:
+    for phrase, short in _DEATHS.items():
+        if phrase in text:
             return short
     if isinstance(error, RayActorError) and error.actor_init_failed:
         last = str(error).strip().splitlines()[-1]  # of the traceback: `module.Class: text`

@@ -28,10 +28,9 @@ from ray._private.state import state as cluster_state
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.tune.registry import _global_registry
 
+from custom_models.text import brief
 from rl_service.common.errors import ResourceError
-from rl_service.common.text import brief
 from rl_service.config.settings import ResourceSettings
 from rl_service.runtime.forkserver import py_executable
 from rl_service.runtime.machine import missing_cpus, ray_remedy, was_too_slow
@@ -318,7 +317,7 @@ def is_placed(actor: ActorHandle) -> bool:
 
 
 def report_cluster_config(address: str, config: bytes) -> None:
-    """Tells Ray which nodes an autoscaler could add; only Ray's own launcher does so publicly."""
+    """Reports which nodes an autoscaler could add; Ray's own launcher alone has a public way."""
     GcsClient(address=address).report_cluster_config(config)
 
 
@@ -329,6 +328,8 @@ def ray_log_folder() -> Path:
 
 def forget_first_job() -> None:
     """Lets a process register environments again after its first Ray job has ended."""
+    from ray.tune.registry import _global_registry  # slow to import
+
     _global_registry._prefix = None
 
 

@@ -22,8 +22,8 @@ from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
 
 from custom_models.kinds import allow_module
+from custom_models.text import one_line
 from rl_service.common.errors import SettingsError
-from rl_service.common.text import one_line
 from rl_service.runtime.process import prepare_process
 from rl_service.runtime.ray_session import ray_log_folder, serve_client
 from rl_service.serving.api import Api

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from custom_models.history import History
 from custom_models.kinds import PositiveFloat, PositiveInt
 from custom_models.spaces import ActionSpec, FloatArray
-from rl_service.common.text import one_line
+from custom_models.text import one_line
 from rl_service.serving.refusals import RequestError
 
 _LARGEST = float(np.finfo(np.float32).max)

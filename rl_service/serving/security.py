@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from custom_models.text import one_line
 from rl_service.common.errors import SettingsError
-from rl_service.common.text import one_line
 
 TOKENS_VARIABLE = "RL_SERVICE_TOKENS"
 MIN_TOKEN_CHARACTERS = 16

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from custom_models.text import brief, one_line
 from rl_service.common.errors import ResourceError, RLServiceError
-from rl_service.common.text import brief, one_line
 from rl_service.runtime.machine import LOOPBACK, available_cpus, usable_port
 from rl_service.runtime.ray_session import own_sigterm, start_ray
 from rl_service.serving import haproxy

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
-from rl_service.common.text import nearest
+from custom_models.text import nearest
 from rl_service.policies.runner import Actions
 from rl_service.serving.inputs import (
     Limits,

@@ -9,8 +9,8 @@ from collections import deque
 import numpy as np
 
 from custom_models.spaces import FloatArray
+from custom_models.text import one_line
 from rl_service.common.errors import BundleError, ObservationError, RegistryError
-from rl_service.common.text import one_line
 from rl_service.policies.runner import Actions
 from rl_service.serving.canary import KEPT_LATENCIES, Canary
 from rl_service.serving.loading import Loaded, Loader, Recall

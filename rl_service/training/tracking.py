@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 import ray
 
+from custom_models.text import one_line
 from rl_service.common.metrics import numbers_of
-from rl_service.common.text import one_line
 from rl_service.config.load import dump_settings
 from rl_service.config.settings import Settings
 from rl_service.policies.policy_versions import PolicyVersion

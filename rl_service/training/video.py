@@ -15,9 +15,9 @@ import imageio.v2 as imageio
 import numpy as np
 import numpy.typing as npt
 
+from custom_models.text import one_line
 from rl_service.common.errors import EnvError, OutputError
 from rl_service.common.files import output_errors
-from rl_service.common.text import one_line
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env
 

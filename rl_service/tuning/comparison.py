@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # without pyplot, which would look for a screen
 from matplotlib.lines import Line2D
 
+from custom_models.text import nearest
 from rl_service.common.errors import OutputError, SettingsError
 from rl_service.common.files import as_folder_name, output_errors, replacing_folder
 from rl_service.common.metrics import METRICS, NUMERIC
-from rl_service.common.text import nearest
 from rl_service.tuning.curves import Band, RunGroup, load_groups
 
 RESULTS_CSV, RESULTS_MD = "results.csv", "results.md"

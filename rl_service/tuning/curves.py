@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from custom_models.text import one_line
 from rl_service.common.errors import CheckpointError, SettingsError
 from rl_service.common.metrics import ENV_STEPS, NUMERIC
-from rl_service.common.text import one_line
 from rl_service.config.settings import Settings
 from rl_service.training.run import Run
 from rl_service.tuning.storage import PLAN_FILE

@@ -12,9 +12,9 @@ from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.tune.tune_config import ResumeConfig
 
+from custom_models.text import one_line
 from rl_service.common.errors import RLServiceError, TuningError
 from rl_service.common.storage import Storage
-from rl_service.common.text import one_line
 from rl_service.runtime.machine import available_gpus
 from rl_service.runtime.ray_session import ray_session
 from rl_service.training.run import Run

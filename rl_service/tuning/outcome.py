@@ -17,10 +17,10 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial
 
+from custom_models.text import one_line
 from rl_service.common.errors import RLServiceError, TuningError
 from rl_service.common.files import as_folder_name, replacing_folder
 from rl_service.common.storage import Storage
-from rl_service.common.text import one_line
 from rl_service.config.load import dump_settings
 from rl_service.config.settings import CUT_REMEDY, Settings
 from rl_service.policies.bundle import load_bundle

@@ -13,10 +13,10 @@ import yaml
 from pydantic import Field, ValidationError
 
 from custom_models.kinds import Group, NonNegativeInt, PositiveFloat, PositiveInt
+from custom_models.text import nearest, one_line
 from rl_service.common.errors import SettingsError, TuningError
 from rl_service.common.files import as_folder_name
 from rl_service.common.storage import Storage
-from rl_service.common.text import nearest, one_line
 from rl_service.config.layers import Layer
 from rl_service.config.load import load_settings
 from rl_service.config.presets import resolve_settings_file

@@ -20,6 +20,7 @@ from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
+from custom_models.text import one_line
 from rl_service.common.errors import (
     EnvError,
     OutputError,
@@ -30,7 +31,6 @@ from rl_service.common.errors import (
 )
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.common.storage import Storage
-from rl_service.common.text import one_line
 from rl_service.runtime.signals import StopRequest
 from rl_service.tuning.observer import TrialStatus, TrialTrackers, TrialView, TuningObserver
 from rl_service.tuning.plan import BEST_SCORE, ENDED, SCORE, SPEED

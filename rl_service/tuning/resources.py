@@ -12,9 +12,9 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from custom_models.text import one_line
 from rl_service.common.errors import OutputError, ResourceError, SettingsError
 from rl_service.common.storage import Storage
-from rl_service.common.text import one_line
 from rl_service.config.settings import ResourceSettings
 from rl_service.tuning.domains import Value
 from rl_service.tuning.plan import PLACEMENT_KEYS
