@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -149,6 +149,13 @@ class LLMPolicyConfig(ModelConfig):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        gpt2 = values.get("gpt2_critic")
+        if not isinstance(gpt2, dict):
+            return values
+        return {**values, "gpt2_critic": GPT2CriticSettings.upgraded(gpt2)}
 
     @property
     def num_context_steps(self) -> int:

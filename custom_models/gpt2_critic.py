@@ -1,9 +1,9 @@
 """The GPT2PPO critic: a GPT-2 that reads the last K steps and gives the value of the last.
 
-States and actions are embedded, a learned timestep embedding is added, and both are interleaved
-as tokens s_0, a_0, s_1, a_1, … (the layout of the Decision Transformer, arXiv 2106.01345, but
-without rewards-to-go). The hidden state at a state token goes to the value head. Timesteps alone
-tell the order: the trunk has no positional embedding.
+States and actions are embedded and interleaved as tokens s_0, a_0, s_1, a_1, … (the layout of the
+Decision Transformer, arXiv 2106.01345, but without rewards-to-go). The hidden state at a state
+token goes to the value head. The trunk has no positional embedding: `time` says how the critic
+knows the order.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from custom_models.heads import orthogonal_linear
 from custom_models.interfaces import PADDING_SEGMENT, Chunks, Critic
 from custom_models.model_config import GPT2CriticSettings
 from custom_models.spaces import ActionSpec
-from custom_models.transformer import GPT2Trunk, load_gpt2
+from custom_models.transformer import GPT2Trunk, load_gpt2, rotations, split_reach
 
 
 class GPT2Critic(Critic):
-    """Value of a step from the K steps that end in it.
+    """Value of a step from the K steps that end in it, and from nothing else.
 
-    `attention="window"` recomputes the window of every value from the embeddings: the paper's
-    function, and the reference. `attention="banded"` makes one causal pass in which each token
-    looks back K steps per layer. With one layer both are the same function.
+    `attention="banded"` makes one causal pass in which the layers together look back K steps.
+    `attention="window"` recomputes the window of every value from the embeddings, in which each
+    layer sees all: the paper's function. With one layer both are the same. In
+    `attention="approximate"` each layer of one causal pass looks back K steps, so that a value
+    also depends on earlier ones, as far as they are in its chunk.
     """
 
     def __init__(
@@ -42,16 +44,27 @@ class GPT2Critic(Critic):
         self.attention = config.attention
         self.steps_per_value = config.context_length if config.attention == "window" else 1
         self.trunk = GPT2Trunk(load_gpt2(config))
-        if 2 * config.context_length > self.trunk.n_positions:
+        if config.num_tokens > self.trunk.n_positions:
             raise ValueError(
-                f"context_length={config.context_length} needs {2 * config.context_length} "
-                f"positions but the trunk has {self.trunk.n_positions}"
+                f"context_length={config.context_length} needs {config.num_tokens} positions but "
+                f"the trunk has {self.trunk.n_positions}"
             )
+        num_layers = len(self.trunk.h)
+        self.reaches: tuple[int, ...] = (self.context_length,) * num_layers
+        """k_l: steps that each layer looks back, its own included."""
+        if config.attention == "banded":
+            self.reaches = split_reach(self.context_length, num_layers)
+        self.relative_time = config.time == "relative"
+        self.reads_actions = config.history_actions
         width = self.trunk.n_embd
-        self.embed_timestep = nn.Embedding(config.max_timesteps, width)
+        self.embed_timestep: nn.Embedding | None = None
+        if config.time == "absolute":
+            self.embed_timestep = nn.Embedding(config.num_timesteps, width)
         self.embed_state = nn.Linear(observation_size, width)
         self.embed_action: nn.Module
-        if action_spec.kind == "discrete":
+        if not self.reads_actions:
+            self.embed_action = nn.Identity()
+        elif action_spec.kind == "discrete":
             self.embed_action = nn.Embedding(action_spec.size, width)
         else:
             self.embed_action = nn.Linear(action_spec.size, width)
@@ -72,18 +85,21 @@ class GPT2Critic(Critic):
 
     def forward(self, chunks: Chunks, num_values: int) -> Tensor:
         """Values (B, num_values) of the last `num_values` steps of each chunk."""
-        tokens = self._embed(chunks)  # (B, T, 2, C)
+        tokens = self._embed(chunks)  # (B, T, n, C)
         if self.attention == "window":
             return self._window_values(tokens, chunks.segment_ids, num_values)
         return self._values(tokens, chunks.segment_ids, num_values)
 
     def _embed(self, chunks: Chunks) -> Tensor:
-        """Token embeddings (B, T, 2, C): state and action of each step."""
-        last_row = self.embed_timestep.num_embeddings - 1
-        time = self.embed_timestep(chunks.timesteps.clamp(max=last_row))  # (B, T, C)
-        states = self.embed_state(chunks.obs) + time  # (B, T, C)
-        actions = self.embed_actions(chunks) + time  # (B, T, C)
-        tokens: Tensor = self.embed_ln(torch.stack([states, actions], dim=2))
+        """Token embeddings (B, T, n, C) of each step: its state and, with actions, its action."""
+        parts = [self.embed_state(chunks.obs)]  # (B, T, C) each
+        if self.reads_actions:
+            parts.append(self.embed_actions(chunks))
+        if self.embed_timestep is not None:
+            last_row = self.embed_timestep.num_embeddings - 1
+            time = self.embed_timestep(chunks.timesteps.clamp(max=last_row))  # (B, T, C)
+            parts = [part + time for part in parts]
+        tokens: Tensor = self.embed_ln(torch.stack(parts, dim=2))
         return tokens
 
     def embed_actions(self, chunks: Chunks) -> Tensor:
@@ -93,7 +109,11 @@ class GPT2Critic(Critic):
 
     def _values(self, tokens: Tensor, segment_ids: Tensor, num_values: int) -> Tensor:
         """One pass over (B, T) steps; values (B, num_values) at the last state tokens."""
-        hidden = self.trunk(tokens, segment_ids, self.context_length, num_values)
+        turns = None
+        if self.relative_time:
+            size = self.trunk.head_size
+            turns = rotations(tokens.shape[1], size, self.context_length, tokens.device)
+        hidden = self.trunk(tokens, segment_ids, self.reaches, num_values, turns)
         values: Tensor = self.value_head(hidden).squeeze(-1)
         return values  # (B, num_values)
 
@@ -104,8 +124,8 @@ class GPT2Critic(Critic):
             tokens = nn.functional.pad(tokens, (0, 0, 0, 0, short, 0))
             segment_ids = nn.functional.pad(segment_ids, (short, 0), value=PADDING_SEGMENT)
         num_steps = num_values + self.context_length - 1
-        windows = tokens[:, -num_steps:].unfold(1, self.context_length, 1)  # (B, V, 2, C, K)
-        windows = windows.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*V, K, 2, C)
+        windows = tokens[:, -num_steps:].unfold(1, self.context_length, 1)  # (B, V, n, C, K)
+        windows = windows.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*V, K, n, C)
         segments = segment_ids[:, -num_steps:].unfold(1, self.context_length, 1).flatten(0, 1)
         values = self._values(windows, segments, 1)  # (B*V, 1)
         return values.view(-1, num_values)

@@ -96,6 +96,11 @@ class Kind(Group):
         return self
 
     @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Settings of this kind from a file, which may be that of an earlier release."""
+        return values
+
+    @classmethod
     def full_name(cls) -> str:
         """The name under which `Kinds` finds the class."""
         return cls.__dict__.get("kind") or f"{cls.__module__}:{cls.__qualname__}"
@@ -183,6 +188,7 @@ class Kinds(Generic[AnyKind]):
             except ValueError as error:
                 reason = {"reason": str(error)}
                 raise PydanticCustomError(UNKNOWN_KIND, "{reason}", reason) from error
+            value = kind.upgraded(value)
             if info.mode == "json":  # a list of JSON is a tuple, which strict Python refuses
                 return kind.model_validate_json(json.dumps(value), strict=True)
             return kind.model_validate(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -108,18 +108,34 @@ class ModelConfig(Kind):
         return []
 
 
+_EARLIER = {"context_length", "attention", "n_layer", "max_timesteps", "pretrained"}
+"""Settings of a GPT-2 critic that are in each file which names all of them."""
+
+
 class GPT2CriticSettings(Group):
     """A GPT-2 that reads the last K steps and gives the value of the last.
 
-    Defaults are Table I of the GPT2PPO paper, except `dropout` (the paper: 0.5).
+    The defaults are those that learned best (docs/gpt2_critic.md); the paper's are in its presets.
     """
 
-    context_length: ContextLength = 64
-    """K: steps that a value sees, its own included. A step is two tokens (state, action)."""
-    attention: Literal["banded", "window"] = "banded"
-    """`banded`: one causal pass in which a token looks back K steps per layer (fast).
-    `window`: each value recomputes exactly its own K-step window (the paper's function)."""
-    n_layer: Layers = 2
+    context_length: ContextLength = 8
+    """K: steps that a value sees, its own included."""
+    attention: Literal["banded", "window", "approximate"] = "banded"
+    """`banded`: one causal pass, whose layers together look back K steps (fast). `window`: each
+    value recomputes its own K-step window, all of which each layer sees (the paper's function).
+    `approximate`: one causal pass, each layer of which looks back K steps, so that a value also
+    depends on earlier steps of its chunk (a fast approximation of `window`). With one layer, all
+    three are the same."""
+    time: Literal["relative", "none", "absolute"] = "relative"
+    """`relative`: attention knows how many steps ago a step was. `none`: it does not know their
+    order. `absolute`: a learned embedding of the time since the reset (the paper's)."""
+    max_timesteps: Annotated[int, Field(gt=0, le=2**17)] | None = None
+    """Rows of the embedding of `time: absolute`. Later steps of an episode share the last row,
+    and the run reports that. None: 1024."""
+    history_actions: bool = False
+    """Whether the history holds the actions (the paper's does): a step is then two tokens, else
+    one."""
+    n_layer: Layers = 1
     """Layers of the GPT-2."""
     n_head: Heads = 8
     """Attention heads of each layer; must divide `n_embd`."""
@@ -128,10 +144,7 @@ class GPT2CriticSettings(Group):
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout of embeddings, attention weights and residuals; off when values are computed."""
     n_positions: Annotated[int, Field(gt=0, le=2**14)] = 1024
-    """Longest token sequence; 2 * `context_length` must fit."""
-    max_timesteps: Annotated[int, Field(gt=0, le=2**17)] = 1024
-    """Rows of the learned timestep embedding. Later steps of an episode share the last row, and
-    the run reports that. 1: no timestep."""
+    """Longest token sequence; the tokens of `context_length` steps must fit."""
     pretrained: ModelName | None = None
     """Folder with pretrained GPT-2 weights (Hugging Face format), or a name in the model store.
     `n_layer`, `n_head`, `n_embd` and `n_positions` then come from it. A bundle of the trained
@@ -139,8 +152,19 @@ class GPT2CriticSettings(Group):
 
     @model_validator(mode="after")
     def _check_arithmetic(self) -> Self:
-        if self.pretrained is not None:
-            return self
+        problems = []
+        if self.max_timesteps is not None and self.time != "absolute":
+            problems.append(
+                f"max_timesteps={self.max_timesteps} applies only to time=absolute; set that, too, "
+                f"or leave it out"
+            )
+        if self.pretrained is None:
+            problems += self._size_problems()
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _size_problems(self) -> list[str]:
         problems = []
         if self.n_embd % self.n_head:
             problems.append(
@@ -148,15 +172,42 @@ class GPT2CriticSettings(Group):
                 f"each head needs n_embd / n_head whole numbers: use n_embd="
                 f"{self.n_head * max(1, round(self.n_embd / self.n_head))} or another n_head"
             )
-        if 2 * self.context_length > self.n_positions:
+        elif self.time == "relative" and self.n_embd // self.n_head % 2:
             problems.append(
-                f"context_length={self.context_length} needs {2 * self.context_length} positions "
-                f"(a state and an action token per step) but n_positions={self.n_positions}; "
-                f"use context_length <= {self.n_positions // 2} or raise n_positions"
+                f"time=relative turns pairs of a head's numbers, and n_embd / n_head = "
+                f"{self.n_embd // self.n_head} is odd; use n_embd={2 * self.n_embd}, or time=none"
             )
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        if self.num_tokens > self.n_positions:
+            problems.append(
+                f"context_length={self.context_length} needs {self.num_tokens} positions "
+                f"({self.tokens_per_step} for each step) but n_positions={self.n_positions}; use "
+                f"context_length <= {self.n_positions // self.tokens_per_step} or raise n_positions"
+            )
+        return problems
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Files of before name all settings but `time`, and mean `approximate` by `banded`."""
+        if "time" in values or not values.keys() >= _EARLIER:
+            return values
+        one_layer = values["n_layer"] == 1 and values["pretrained"] is None
+        other = {} if one_layer or values["attention"] == "window" else {"attention": "approximate"}
+        return {**values, "time": "absolute", "history_actions": True, **other}
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The state's, and the action's if the history holds actions."""
+        return 1 + self.history_actions
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a whole context."""
+        return self.context_length * self.tokens_per_step
+
+    @property
+    def num_timesteps(self) -> int:
+        """Rows of the embedding of the time since the reset; 0 if there is none."""
+        return (self.max_timesteps or 1024) if self.time == "absolute" else 0
 
     @property
     def num_context_steps(self) -> int:
@@ -167,7 +218,7 @@ class GPT2CriticSettings(Group):
         """Like `max_weights`, for the critic alone."""
         if self.pretrained is not None:
             return LARGEST_BASE_MODEL
-        rows = self.max_timesteps + num_inputs + num_outputs + 8  # of embeddings, norms, head
+        rows = self.num_timesteps + num_inputs + num_outputs + 8  # of embeddings, norms, head
         return num_block_weights(self.n_layer, self.n_embd) + rows * self.n_embd + 1
 
 

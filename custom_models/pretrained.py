@@ -40,11 +40,11 @@ def gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
             f"folder with {CONFIG_FILE} and {WEIGHTS_FILE} in Hugging Face format"
         ]
     positions = int(config["n_positions"])
-    if 2 * critic.context_length > positions:
+    if critic.num_tokens > positions:
         return [
-            f"{where}.context_length={critic.context_length} needs {2 * critic.context_length} "
-            f"positions (a state and an action token per step), and the GPT-2 in "
-            f"{critic.pretrained} has {positions}; use at most {positions // 2}"
+            f"{where}.context_length={critic.context_length} needs {critic.num_tokens} positions "
+            f"({critic.tokens_per_step} for each step), and the GPT-2 in {critic.pretrained} has "
+            f"{positions}; use at most {positions // critic.tokens_per_step}"
         ]
     return []
 

@@ -1,17 +1,17 @@
-"""A GPT-2 trunk over the tokens of trajectory steps, with attention that looks back K steps.
+"""A GPT-2 trunk over the tokens of trajectory steps, each layer of which looks back so many steps.
 
 The blocks and their parameters are those of Hugging Face's `GPT2Model`, so pretrained weights
 load as they are; the pass over them is written out here for what the general one cannot do:
 
 - attention in blocks of steps, whose cost grows linearly with the sequence;
-- a last layer that computes only the rows whose value is asked for;
+- layers that compute only the rows which the layers above them look at;
+- relative time;
 - dropout from 16-bit random numbers: torch's own makes the pass several times slower on a CPU.
-
-A step is two tokens, its state and its action.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2Model
 
 from custom_models.base_models import find_model
-from custom_models.block_attention import block_attention, dropout
 from custom_models.interfaces import PADDING_SEGMENT
 from custom_models.model_config import GPT2CriticSettings
 
@@ -29,54 +28,158 @@ BLOCK_STEPS = 32
 larger ones fill matrix products better."""
 
 _TANH_GELUS = {"gelu_new", "gelu_pytorch_tanh"}
-_NOT_VISIBLE = -1e9
+_DROPOUT_LEVELS = 1 << 16
 
 
-class BlockMask(NamedTuple):
-    """Which keys each block of queries may see."""
+def split_reach(context_length: int, num_layers: int) -> tuple[int, ...]:
+    """Steps that each layer looks back, its own included, so that all together look back K.
 
-    scores: Tensor
-    """(B, N, 2w, 2b) to add to the attention scores; N blocks of b steps, windows of w."""
-    block_steps: int
-    """b"""
-    window_steps: int
-    """w >= b: the window of a block ends with the block."""
+    Layer l adds k_l - 1 steps to what the layers before it have seen: the sum over the layers of
+    k_l - 1 is K - 1. The split is even; what is left over goes to the first layers.
+    """
+    each, left = divmod(context_length - 1, num_layers)
+    return tuple(1 + each + (layer < left) for layer in range(num_layers))
 
 
-def block_mask(segment_ids: Tensor, context_length: int) -> BlockMask:
-    """Who may look at whom among the tokens (state, action) of each step.
+class Band(NamedTuple):
+    """Which tokens of S steps the tokens of the last R of them see, in N blocks of b steps."""
 
-    A token of step i sees the tokens of steps i-K+1 … i of its own segment, up to and
-    including itself: the state token of step i does not see the action of step i. Padding sees
-    itself alone, so that no row is empty.
+    visible: Tensor
+    """(B * N, 1, r, w) whether query r of a block sees key w of the block's window."""
+    num_blocks: int
+    """N"""
+    step: int
+    """Tokens from a block's window to the next one's."""
+
+    def windows(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cuts tokens into blocks and their windows.
+
+        Args:
+            q: (B, R', H, D) queries.
+            k: (B, S', H, D) keys.
+            v: (B, S', H, D) values.
+
+        Returns:
+            (B * N, r, H, D) and twice (B * N, w, H, D).
+        """
+        queries, window = self.visible.shape[2:]
+        if self.num_blocks == 1:
+            return q, k[:, -window:], v[:, -window:]
+        q = _last(q, self.num_blocks * queries).unflatten(1, (self.num_blocks, queries))
+        k, v = (
+            _last(y, window + (self.num_blocks - 1) * self.step)
+            .unfold(1, window, self.step)  # (B, N, H, D, w)
+            .permute(0, 1, 4, 2, 3)
+            .flatten(0, 1)
+            for y in (k, v)
+        )
+        return q.flatten(0, 1), k, v
+
+
+def band(
+    segment_ids: Tensor, reach: int, num_rows: int, tokens_per_step: int, *, states_only: bool
+) -> Band:
+    """Makes the mask of a layer.
+
+    A token of step i sees the tokens of steps i-k+1 … i of its own segment, up to and including
+    itself: the state token of step i does not see the action of step i. Padding sees itself
+    alone, so that no row is empty.
 
     Args:
-        segment_ids: (B, T) episode of each step; T is a whole number of blocks.
-        context_length: K, in steps.
+        segment_ids: (B, S) episode of each step.
+        reach: k.
+        num_rows: R, the last steps, whose tokens are the queries.
+        tokens_per_step: 2 with actions, 1 without.
+        states_only: whether the queries are state tokens alone.
     """
     num_steps, device = segment_ids.shape[1], segment_ids.device
-    block = _block_steps(num_steps, context_length)
-    reach = min(context_length - 1, num_steps - block)  # steps of a window before its block
-    window = block + reach
-    keys = F.pad(segment_ids, (reach, 0), value=PADDING_SEGMENT).unfold(1, window, block)
-    queries = segment_ids.unflatten(1, (-1, block))  # (B, N, b); keys: (B, N, w)
-    age = torch.arange(block, device=device) + reach
-    age = age - torch.arange(window, device=device)[:, None]  # (w, b) steps from key to query
-    same = (keys[..., :, None] == queries[..., None, :]) & (queries >= 0)[..., None, :]
-    steps = (same & (age >= 0) & (age < context_length)) | (age == 0)  # (B, N, w, b)
-    tokens = steps.repeat_interleave(2, -2).repeat_interleave(2, -1)  # (B, N, 2w, 2b)
-    own_action = torch.zeros_like(tokens[0, 0])
-    own_action[1::2, 0::2] = age == 0
-    hidden = ~(tokens & ~own_action)
-    scores = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, _NOT_VISIBLE)
-    return BlockMask(scores, block, window)
+    block = min(num_rows, BLOCK_STEPS)
+    num_blocks = -(-num_rows // block)
+    window = block + reach - 1
+    if num_blocks == 1:
+        window = min(window, num_steps)
+    keys = _last(segment_ids, window + (num_blocks - 1) * block, PADDING_SEGMENT)
+    queries = keys[:, -num_blocks * block :].unflatten(1, (num_blocks, block))[..., None]
+    keys = keys.unfold(1, window, block)[:, :, None]  # (B, N, 1, w); queries: (B, N, b, 1)
+    age = torch.arange(window - block, window, device=device)[:, None]
+    age = age - torch.arange(window, device=device)  # (b, w) steps from key to query
+    near = (queries == keys) & (queries != PADDING_SEGMENT) & (age >= 0) & (age < reach)
+    visible = near | (age == 0)  # (B, N, b, w)
+    if tokens_per_step == 2:
+        of_states = torch.stack([visible, visible & (age > 0)], -1).flatten(-2)  # (B, N, b, 2w)
+        if states_only:
+            visible = of_states
+        else:
+            of_actions = visible.repeat_interleave(2, -1)
+            visible = torch.stack([of_states, of_actions], 3).flatten(2, 3)  # (B, N, 2b, 2w)
+    return Band(visible.flatten(0, 1)[:, None], num_blocks, tokens_per_step * block)
 
 
-def _block_steps(num_steps: int, context_length: int) -> int:
-    """One block if all steps lie within reach of each other anyhow."""
-    if num_steps <= context_length:
-        return num_steps
-    return min(BLOCK_STEPS, num_steps)
+def _last(x: Tensor, length: int, fill: float = 0.0) -> Tensor:
+    """The last entries along dimension 1, filled on the left if there are too few."""
+    missing = length - x.shape[1]
+    if missing <= 0:
+        return x[:, -length:]
+    return F.pad(x, (0, 0) * (x.dim() - 2) + (missing, 0), value=fill)
+
+
+def rotations(num_steps: int, head_size: int, context_length: int, device: torch.device) -> Tensor:
+    """Turns of the features of a head by the step's number, so that products see ages alone.
+
+    Rotary positions (arXiv 2104.09864), slowed down to the context: from one radian a step to
+    about 1/K.
+
+    Returns:
+        (T, 1, D/2) complex numbers of length 1.
+    """
+    half = head_size // 2
+    speeds = float(context_length) ** -(torch.arange(half, device=device) / half)
+    angles = torch.arange(num_steps, device=device)[:, None, None] * speeds
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turns neighbouring features of tokens (B, S, H, D) by (S, 1, D/2)."""
+    pairs = (x.float() if x.dtype == torch.bfloat16 else x).unflatten(-1, (-1, 2))
+    return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, p: float) -> Tensor:
+    """Softmax attention.
+
+    Args:
+        q: (G, H, r, D) queries.
+        k: (G, H, w, D) keys.
+        v: (G, H, w, D) values.
+        visible: (G, 1, r, w) whether a query sees a key; each sees one at least.
+        scale: of the scores.
+        p: dropout of the attention weights, 0 for none.
+
+    Returns:
+        (G, H, r, D).
+    """
+    # On a GPU in float32 torch's products are faster here than its fused kernel.
+    products = not torch.is_autocast_enabled("cuda") if q.is_cuda else p > 0.0
+    if not products:
+        return F.scaled_dot_product_attention(q, k, v, visible, dropout_p=p, scale=scale)
+    scores = (q * scale) @ k.transpose(-1, -2)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return (dropout(weights, p) if p else weights) @ v
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zeroes entries with probability p and scales the others by 1 / (1 - p).
+
+    On a CPU, torch's dropout draws one number per entry, which costs more than the attention
+    that it is applied to; here one 64-bit number serves four entries, and p is rounded to 1/65536.
+    """
+    if x.is_cuda:
+        return F.dropout(x, p)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
+    words.random_(-(1 << 63), None)  # all 64 bits
+    numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
+    keep = (numbers >= round(p * _DROPOUT_LEVELS) - _DROPOUT_LEVELS // 2).to(x.dtype)
+    return x * keep.mul_(1.0 / (1.0 - p))
 
 
 def load_gpt2(config: GPT2CriticSettings) -> GPT2Model:
@@ -138,62 +241,70 @@ class GPT2Trunk(nn.Module):
         )
         """Whether a GPT-2 of these sizes, built here, is the same function of the same weights."""
 
+    @property
+    def head_size(self) -> int:
+        """D, features of a head."""
+        return self.n_embd // self.n_head
+
     def forward(
-        self, tokens: Tensor, segment_ids: Tensor, context_length: int, num_values: int
+        self,
+        tokens: Tensor,
+        segment_ids: Tensor,
+        reaches: Sequence[int],
+        num_values: int,
+        turns: Tensor | None = None,
     ) -> Tensor:
         """Hidden states at the state tokens of the last steps.
 
         Args:
-            tokens: (B, T, 2, C) embeddings of the state and the action of each step.
+            tokens: (B, T, n, C) embeddings of each step: of its state and, if n = 2, its action.
             segment_ids: (B, T) episode of each step.
-            context_length: K, steps that a token looks back per layer, its own included.
+            reaches: k_l of each layer, steps that a token looks back, its own included.
             num_values: V, number of last steps whose output is wanted.
+            turns: of `rotations`, for relative time.
 
         Returns:
             (B, V, C) normalised hidden states.
         """
-        missing = -tokens.shape[1] % _block_steps(tokens.shape[1], context_length)
-        tokens = F.pad(tokens, (0, 0, 0, 0, missing, 0))  # whole blocks, filled on the left
-        segment_ids = F.pad(segment_ids, (missing, 0), value=PADDING_SEGMENT)
-        mask = block_mask(segment_ids, context_length)
-        x = self._drop(tokens.flatten(1, 2))  # (B, 2T, C)
-        for block in self.h[:-1]:
-            x = self._block(block, x, x, mask)  # (B, 2T, C)
-        asked_blocks = -(-num_values // mask.block_steps)
-        states = x[:, -2 * asked_blocks * mask.block_steps :: 2]  # (B, R, C)
-        last = mask._replace(scores=mask.scores[:, -asked_blocks:, :, 0::2].contiguous())
-        x = self._block(self.h[-1], states, x, last)  # (B, R, C)
+        num_steps, per_step = tokens.shape[1:3]
+        x = self._drop(tokens.flatten(1, 2))  # (B, T*n, C)
+        above = sum(reaches) - len(reaches)
+        for layer, (block, reach) in enumerate(zip(self.h, reaches, strict=True)):
+            above -= reach - 1
+            num_rows = min(num_steps, num_values + above)  # R: what the layers above look at
+            last = layer == len(self.h) - 1
+            seen = band(segment_ids[:, -num_steps:], reach, num_rows, per_step, states_only=last)
+            rows = slice(-num_rows * per_step, None, per_step if last else 1)
+            x = self._block(block, x, rows, per_step, seen, turns)  # (B, R*n or R, C)
+            num_steps = num_rows
         hidden: Tensor = self.ln_f(x[:, -num_values:])
         return hidden
 
-    def _block(self, block: Any, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
-        """One pre-norm block for the rows `queries` (B, R, C) over all tokens `x` (B, 2T, C)."""
-        hidden = queries + self._attend(block, queries, x, mask)  # (B, R, C)
+    def _block(
+        self, block: Any, x: Tensor, rows: slice, per_step: int, seen: Band, turns: Tensor | None
+    ) -> Tensor:
+        """One pre-norm block: rows of `x` (B, S*n, C) attend to all of it."""
+        hidden = x[:, rows] + self._attend(block.attn, block.ln_1(x), rows, per_step, seen, turns)
         out: Tensor = hidden + self._drop(self._feed_forward(block.mlp, block.ln_2(hidden)))
         return out
 
-    def _attend(self, block: Any, queries: Tensor, x: Tensor, mask: BlockMask) -> Tensor:
-        batch, num_rows, width = queries.shape
-        num_blocks = mask.scores.shape[1]
-        q, k, v = self._project(block, queries, x)  # (B, R, C), (B, 2T, C), (B, 2T, C)
-        q = (q * block.attn.scaling).view(batch, num_blocks, -1, self.n_head, width // self.n_head)
-        q = q.permute(0, 1, 3, 4, 2)  # (B, N, H, D, r)
-        k, v = (y.unflatten(2, (self.n_head, -1)) for y in (k, v))  # (B, 2T, H, D) each
-        dropout = self.dropout if self.training else 0.0
-        y = block_attention(q, k, v, mask.scores, 2 * mask.block_steps, dropout)
-        y = y.permute(0, 1, 4, 2, 3).reshape(batch, num_rows, width).contiguous()  # (B, R, C)
-        return self._drop(block.attn.c_proj(y))
-
-    def _project(self, block: Any, queries: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, R, C), keys (B, 2T, C), values (B, 2T, C)."""
-        attn, width = block.attn, self.n_embd
-        if queries is x:
-            q, k, v = attn.c_attn(block.ln_1(x)).split(width, dim=-1)
-            return q, k, v
-        weight, bias = attn.c_attn.weight, attn.c_attn.bias  # Conv1D: (C, 3C), (3C,)
-        q = block.ln_1(queries) @ weight[:, :width] + bias[:width]
-        k, v = (block.ln_1(x) @ weight[:, width:] + bias[width:]).split(width, dim=-1)
-        return q, k, v
+    def _attend(
+        self, attn: Any, x: Tensor, rows: slice, per_step: int, seen: Band, turns: Tensor | None
+    ) -> Tensor:
+        width, c_attn = self.n_embd, attn.c_attn
+        of_q, of_kv = c_attn.weight.split((width, 2 * width), dim=1)  # (C, C), (C, 2C)
+        bias_q, bias_kv = c_attn.bias.split((width, 2 * width))
+        q = (x[:, rows] @ of_q + bias_q).unflatten(2, (self.n_head, -1))  # (B, R', H, D)
+        kv = (x @ of_kv + bias_kv).chunk(2, dim=-1)
+        k, v = (y.unflatten(2, (self.n_head, -1)) for y in kv)  # (B, S*n, H, D)
+        if turns is not None:
+            of_keys = turns[-(x.shape[1] // per_step) :].repeat_interleave(per_step, 0)
+            q, k = rotate(q, of_keys[rows]), rotate(k, of_keys)
+        num_rows = q.shape[1]
+        q, k, v = (y.transpose(1, 2) for y in seen.windows(q, k, v))  # (B*N, H, r or w, D)
+        y = attend(q, k, v, seen.visible, attn.scaling, self.dropout if self.training else 0.0)
+        y = y.transpose(1, 2).reshape(x.shape[0], -1, width)  # (B, N*r, C)
+        return self._drop(attn.c_proj(y[:, -num_rows:].contiguous()))
 
     def _feed_forward(self, mlp: Any, x: Tensor) -> Tensor:
         hidden = mlp.c_fc(x)  # (B, R, 4C)

@@ -25,6 +25,8 @@ class RewardCritic(GPT2CriticConfig):
 
     implementation: ClassVar[str] = f"{__name__}:RewardCriticNet"
 
+    history_actions: bool = True
+    """Rewards are in the actions' tokens."""
     reward_scale: float = 1.0
     """Factor on each reward before it is embedded."""
 

@@ -26,9 +26,6 @@ from rl_service.rollout.fragments import (
 if TYPE_CHECKING:
     from rl_service.algorithms.policy import ActorCriticPolicy
 
-CHUNK_CONTEXTS = 4
-"""Most values per chunk of a critic with context, in contexts K. Each chunk also passes over K-1
-steps of context: a quarter more work per value. A minibatch holds at least one chunk."""
 STEPS_PER_PASS = 8192
 """Bound on the steps passed over at once without gradients, for memory."""
 IntArray = npt.NDArray[np.int64]
@@ -116,7 +113,7 @@ def _cut(
     plan = plan_chunks(
         context_rows(batch, segments),
         prefix_length=policy.num_context_steps,
-        chunk_length=_chunk_length(policy),
+        chunk_length=policy.chunk_length,
     )
     chunks = gather_chunks(
         plan,
@@ -145,14 +142,6 @@ def critic_inputs(
         history = history_at(batch, segments, finals, actor.context_length)
         features[policy.to_device(finals)] = actor.features(actor.encode(history))
     return features
-
-
-def _chunk_length(policy: ActorCriticPolicy) -> int:
-    """1 without context: the critic then learns from single shuffled steps, too."""
-    if policy.num_context_steps == 0:
-        return 1
-    longest = CHUNK_CONTEXTS * (policy.num_context_steps + 1)
-    return min(longest, policy.settings.algorithm.critic_minibatch_size)
 
 
 def _input_column(batch: Columns) -> str:

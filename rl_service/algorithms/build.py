@@ -52,7 +52,8 @@ def build_config(settings: Settings) -> OnPolicyConfig:
         EnvError: if the environment cannot be made or read.
     """
     forget_first_job()
-    ModelCatalog.register_custom_model(settings.model.name, ActorCriticModelV2)
+    custom_model = settings.model.name.replace(".", "/")  # RLlib takes a dot for a class path
+    ModelCatalog.register_custom_model(custom_model, ActorCriticModelV2)
     register_env(ENV_NAME, create_env)
     resources, algorithm = settings.resources, settings.algorithm
     config = OnPolicyConfig(algo_class=settings.algorithm.import_implementation())
@@ -81,7 +82,7 @@ def build_config(settings: Settings) -> OnPolicyConfig:
         gamma=algorithm.gamma,
         train_batch_size=settings.env_steps_per_update,
         model={
-            "custom_model": settings.model.name,
+            "custom_model": custom_model,
             "custom_model_config": {"net": settings.model.model_dump()},
         },
     )

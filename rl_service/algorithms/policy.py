@@ -45,6 +45,9 @@ from rl_service.rollout.fragments import ACTOR_INPUTS, Columns, rows_from_view
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
+MINIBATCH_CHUNKS = 8
+"""Chunks that a minibatch of the critic is made of. Steps that follow each other teach nearly the
+same: the fewer chunks, the noisier the gradient."""
 
 
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
@@ -212,6 +215,18 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         algorithm = self.algorithm
         return generalized_advantages(batch, segments, values, algorithm.gamma, algorithm.lambda_)
 
+    @property
+    def chunk_length(self) -> int:
+        """Values of a chunk: 1 without context, for the critic then learns from single steps, too.
+
+        A chunk also passes over K-1 steps of context, so it has at least half as many values: no
+        value costs more than three steps.
+        """
+        if self.num_context_steps == 0:
+            return 1
+        minibatch: int = self.algorithm.env_steps_per_critic_step
+        return min(minibatch, max(1, minibatch // MINIBATCH_CHUNKS, self.num_context_steps // 2))
+
     def normalise_values(self, values: Tensor) -> Tensor:
         """Converts units of the return to the critic's."""
         if not self.algorithm.normalize_values:
@@ -248,7 +263,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
         """Passes over the chunks in shuffled minibatches; targets are in the critic's units."""
         num_chunks = len(batch.loss_mask)
-        wanted = round(int(batch.loss_mask.sum()) / self.algorithm.critic_minibatch_size)
+        wanted = round(int(batch.loss_mask.sum()) / self.algorithm.env_steps_per_critic_step)
         num_minibatches = min(num_chunks, max(1, wanted))
         totals: list[Tensor] = []
         for _ in range(self.algorithm.critic_passes):

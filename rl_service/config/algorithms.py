@@ -56,8 +56,8 @@ class OnPolicySettings(Kind):
         return 1
 
     @property
-    def critic_minibatch_size(self) -> int:
-        """Most env steps of each gradient step of the critic."""
+    def env_steps_per_critic_step(self) -> int:
+        """Env steps that each gradient step of the critic learns from."""
         return self.train_batch_size
 
 
@@ -86,14 +86,16 @@ class PPOSettings(OnPolicySettings):
     critic_num_epochs: PositiveInt | None = None
     """Passes of the critic over each batch. None: as many as the actor. A critic that reads the
     history learns more from a pass than an MLP does, and a pass costs more."""
+    critic_minibatch_size: PositiveInt | None = None
+    """Env steps of each gradient step of the critic. None: `minibatch_size`, as for the actor."""
 
     @property
     def critic_passes(self) -> int:
         return self.critic_num_epochs or self.num_epochs
 
     @property
-    def critic_minibatch_size(self) -> int:
-        return self.minibatch_size
+    def env_steps_per_critic_step(self) -> int:
+        return self.critic_minibatch_size or self.minibatch_size
 
 
 class A2CSettings(OnPolicySettings):
@@ -155,7 +157,7 @@ class TRPOSettings(OnPolicySettings):
         return self.critic_num_epochs
 
     @property
-    def critic_minibatch_size(self) -> int:
+    def env_steps_per_critic_step(self) -> int:
         return self.train_batch_size if self.critic_optimizer == "lbfgs" else self.minibatch_size
 
 

@@ -17,18 +17,19 @@ def check_arithmetic(settings: Settings) -> list[str]:
 
 
 def _batch_problems(settings: Settings) -> list[str]:
-    batch, minibatch = settings.algorithm.train_batch_size, settings.algorithm.critic_minibatch_size
+    batch = settings.algorithm.train_batch_size
     envs = settings.resources.num_envs_per_env_runner
     samplers = max(1, settings.resources.num_env_runners)
     if settings.env_steps_per_update != batch:
         return _update_problems(settings)  # a whole number of updates implies everything else
     problems = []
-    if minibatch > batch:
-        problems.append(
-            f"algorithm.minibatch_size={minibatch} is larger than "
-            f"algorithm.train_batch_size={batch}; a minibatch is a part of the batch: "
-            f"use at most {batch}"
-        )
+    for name in ("minibatch_size", "critic_minibatch_size"):
+        size = getattr(settings.algorithm, name, None)
+        if size is not None and size > batch:
+            problems.append(
+                f"algorithm.{name}={size} is larger than algorithm.train_batch_size={batch}; a "
+                f"minibatch is a part of the batch: use at most {batch}"
+            )
     if batch % envs:
         problems.append(
             f"algorithm.train_batch_size={batch} is not divisible by "

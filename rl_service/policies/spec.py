@@ -34,7 +34,7 @@ from rl_service.rollout.filters import ObservationNormalizer
 if TYPE_CHECKING:  # a policy that acts needs no environments
     import gymnasium as gym
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _MAX_WEIGHTS_BYTES = 9 * 2**30
 """A base model of up to 8 GiB, and what is beside it."""
 _WEIGHTS_HEADER_BYTES = 2**20
@@ -178,7 +178,7 @@ class PolicySpec(Group):
     """All that `policy.json` says."""
 
     format: Literal["rl-service-policy"] = FORMAT
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1, 2] = FORMAT_VERSION
     env: EnvSettings
     observation_space: BoxSpec
     action_space: Annotated[BoxSpec | DiscreteSpec, Field(discriminator="type")]
@@ -267,9 +267,9 @@ def read_spec(folder: Path) -> PolicySpec:
         text = file.read(MAX_SPEC_BYTES)
     check_amount(text, path)
     header = _parse(Header, text, path)
-    if header.format_version != FORMAT_VERSION:
+    if header.format_version > FORMAT_VERSION:
         raise BundleError(
-            f"{path} has format version {header.format_version} and this rl-service reads "
+            f"{path} has format version {header.format_version} and this rl-service reads up to "
             f"{FORMAT_VERSION}; install the rl-service that wrote it"
         )
     return _parse(PolicySpec, text, path)

@@ -163,13 +163,13 @@ class Trainer:
     def _tell_of_length(self, longest: int) -> None:
         """Reports once that the critic cannot distinguish the last steps of an episode."""
         critic = self.settings.model.gpt2_settings
-        if critic is None or not 1 < critic.max_timesteps < longest or self._told_of_length:
+        if critic is None or not 1 < critic.num_timesteps < longest or self._told_of_length:
             return
         self._told_of_length = True
         self._on_message(
             f"an episode lasted {longest:,} env steps, but the critic cannot distinguish "
-            f"steps from max_timesteps={critic.max_timesteps:,} on; start a run with "
-            f"max_timesteps={longest}, or with 1 to ignore time"
+            f"steps from max_timesteps={critic.num_timesteps:,} on; start a run with "
+            f"max_timesteps={longest}, or with time=relative"
         )
 
     @property

@@ -13,6 +13,14 @@ from custom_models.spaces import ActionSpec
 OBSERVATION_SIZE, NUM_ACTIONS = 8, 4
 ACTIONS = ActionSpec("discrete", NUM_ACTIONS)
 CONTEXT_LENGTH = 64
+PAPER_CRITIC = GPT2CriticConfig(
+    context_length=CONTEXT_LENGTH,
+    n_layer=2,
+    attention="approximate",
+    time="absolute",
+    history_actions=True,
+)
+"""Table I of the GPT2PPO paper, as fast as it can be had, without dropout."""
 
 
 def build_critic(config: GPT2CriticConfig | MLPConfig) -> nn.Module:

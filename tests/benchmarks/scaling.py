@@ -109,6 +109,7 @@ def _variant(shape: Shape, sizes: Sizes) -> dict[str, Any]:
             "name": "gpt2_critic",
             "context_length": shape.context_length,
             "n_layer": shape.n_layer,
+            "history_actions": True,
         },
         "algorithm": {
             "train_batch_size": sizes.train_batch_size,

@@ -46,7 +46,10 @@ def refusals(rl_service: Command, *arguments: str) -> list[str]:
         ("-e CarRacing-v3", ["is an image", "vectors"]),
         ("-e no_module:Env", ["no_module cannot be imported", "PYTHONPATH"]),
         ("--set algorithm.minibatch_size=4096", ["minibatch_size=4096 is larger than", "2048"]),
-        ("--set model.context_length=600", ["1200 positions", "context_length <= 512"]),
+        (
+            "--set model.context_length=600 --set model.n_positions=512",
+            ["600 positions", "context_length <= 512"],
+        ),
         ("--set model.n_head=7", ["n_embd=64 is not divisible by n_head=7", "n_embd=63"]),
         (
             "--set model.pretrained=nowhere",

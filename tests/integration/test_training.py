@@ -224,7 +224,7 @@ def test_an_environment_that_always_raises_fails_the_run_with_its_own_words(
 def test_episodes_beyond_the_timesteps_of_the_critic_are_told_once(
     max_timesteps: int, is_told: bool
 ) -> None:
-    model = GPT2.model_copy(update={"max_timesteps": max_timesteps})
+    model = GPT2.model_copy(update={"time": "absolute", "max_timesteps": max_timesteps})
     messages: list[str] = []
     trainer = Trainer(small_settings(model), messages.append)  # episodes of 50 steps
     try:
@@ -235,7 +235,7 @@ def test_episodes_beyond_the_timesteps_of_the_critic_are_told_once(
     assert len(messages) == is_told
     assert all(
         text.startswith("an episode lasted 50 env steps")
-        and "start a run with max_timesteps=50, or with 1" in text
+        and "start a run with max_timesteps=50, or with time=relative" in text
         for text in messages
     )
 
@@ -289,12 +289,15 @@ def test_another_number_of_envs_plays_no_episode_again(
     assert before.isdisjoint(streams)
 
 
-def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build: Any) -> None:
+@pytest.mark.parametrize(("attention", "n_layer"), [("window", 2), ("banded", 1), ("banded", 3)])
+def test_values_of_a_trained_critic_do_not_depend_on_the_fragments(
+    attention: str, n_layer: int, build: Any
+) -> None:
     """The learner's values of an episode cut into fragments are those of the whole episode."""
     from rl_service.algorithms.batch import build_learner_batch, compute_outputs
     from rl_service.rollout.fragments import LOSS_MASK
 
-    config = GPT2.model_copy(update={"attention": "window", "dropout": 0.0})
+    config = GPT2.model_copy(update={"attention": attention, "n_layer": n_layer, "dropout": 0.0})
     settings = small_settings(config).model_copy(
         update={"resources": ResourceSettings(num_env_runners=0, num_envs_per_env_runner=1)}
     )
@@ -314,3 +317,12 @@ def test_values_of_a_trained_window_critic_do_not_depend_on_the_fragments(build:
     )
     expected = compute_outputs(policy, whole, 50)[0]
     torch.testing.assert_close(from_fragments, expected, rtol=0, atol=1e-5)
+
+
+def test_a_model_whose_module_has_dots_trains(build: Any) -> None:
+    """RLlib takes a name with a dot for the path of a class."""
+    from docs.examples.reward_critic import RewardCritic
+
+    model = RewardCritic(context_length=3, n_head=2, n_embd=8)
+    assert model.name == "docs.examples.reward_critic:RewardCritic"
+    assert build(small_settings(model)).train()["training_iteration"] == 1

@@ -35,7 +35,6 @@ TASKS = (
     Task("LunarLander-v3", "gpt2_critic", "ppo", 200.0, config="quickstart"),
     Task("CartPole-v1", "mlp", "ppo", 475.0),
     Task("Pendulum-v1", "mlp", "ppo", -250.0),
-    Task("LunarLander-v3", "gpt2_critic", "ppo", 200.0),
     Task("CartPole-v1", "mlp", "a2c", 475.0),
     Task("Pendulum-v1", "mlp", "a2c", -200.0),
     Task("CartPole-v1", "mlp", "trpo", 475.0),

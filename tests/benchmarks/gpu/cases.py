@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig
+from custom_models.configs import MLPConfig
 from custom_models.heads import distribution
 from custom_models.interfaces import Chunks
 from custom_models.nets import build_actor_critic
@@ -20,6 +20,7 @@ from tests.benchmarks.nets import (
     CONTEXT_LENGTH,
     NUM_ACTIONS,
     OBSERVATION_SIZE,
+    PAPER_CRITIC,
     build_critic,
     random_chunks,
 )
@@ -62,7 +63,7 @@ class _CriticLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.critic = build_critic(GPT2CriticConfig())
+        self.critic = build_critic(PAPER_CRITIC)
 
     def forward(self, chunks: Chunks, targets: Tensor) -> Tensor:
         values: Tensor = self.critic(chunks, targets.shape[1])
@@ -89,7 +90,7 @@ class Case:
         if is_mlp:
             flop = mlp_flop(num_values, OBSERVATION_SIZE, NUM_ACTIONS)
             return Need(flop, parameters, inputs, mlp_activations(num_values))
-        config = GPT2CriticConfig()
+        config = PAPER_CRITIC
         size = flops.GPT2Size(
             CONTEXT_LENGTH, config.n_layer, config.n_embd, OBSERVATION_SIZE, action_size=0
         )

@@ -9,7 +9,7 @@ from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import ratio
 from tests.benchmarks.tables import Table
 
-NET_NAMES = {"mlp": "MLP actor and critic", "gpt2": "GPT-2 critic (Table I, banded)"}
+NET_NAMES = {"mlp": "MLP actor and critic", "gpt2": "GPT-2 critic (Table I, approximate)"}
 
 
 def tables(raw: Raw) -> list[Table]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,17 @@ from tests.benchmarks.nets import (
     CONTEXT_LENGTH,
     NUM_ACTIONS,
     OBSERVATION_SIZE,
+    PAPER_CRITIC,
     build_critic,
     random_chunks,
 )
 from tests.benchmarks.subjects.paper_critic import PaperCritic
 
 MATMUL_SIZE = 1024
+
+
+def _paper(**changes: Any) -> GPT2CriticConfig:
+    return PAPER_CRITIC.model_copy(update=changes)
 
 
 class CriticPasses:
@@ -32,10 +38,10 @@ class CriticPasses:
         self.num_values = num_values
         self._passes: dict[str, Callable[[], Tensor]] = {
             "paper": self._paper(),
-            "window": self._ours(GPT2CriticConfig(attention="window")),
-            "window, dropout 0.5": self._ours(GPT2CriticConfig(attention="window", dropout=0.5)),
-            "banded": self._ours(GPT2CriticConfig()),
-            "banded, dropout 0.5": self._ours(GPT2CriticConfig(dropout=0.5)),
+            "window": self._ours(_paper(attention="window")),
+            "window, dropout 0.5": self._ours(_paper(attention="window", dropout=0.5)),
+            "approximate": self._ours(PAPER_CRITIC),
+            "approximate, dropout 0.5": self._ours(_paper(dropout=0.5)),
             "mlp": self._ours(MLPConfig()),
         }
         self._matrix = torch.randn(MATMUL_SIZE, MATMUL_SIZE)

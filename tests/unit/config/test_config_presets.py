@@ -72,6 +72,7 @@ def test_ppo_gpt_is_the_gpt2_critic_of_the_table() -> None:
     assert isinstance(model, GPT2CriticConfig)
     assert (model.context_length, model.n_layer, model.n_head) == (64, 2, 8)
     assert (model.n_embd, model.dropout, model.n_positions) == (64, 0.5, 1024)
+    assert (model.attention, model.time, model.history_actions) == ("approximate", "absolute", True)
 
 
 def test_ppo_ex_is_the_mlp() -> None:
@@ -190,11 +191,6 @@ TABLE_I = {
     "activate_last": False,
     "critic_lr": 1e-3,
     "minibatch_size": 128,
-    "context_length": 64,
-    "n_layer": 2,
-    "n_head": 8,
-    "n_embd": 64,
-    "dropout": 0.5,
 }
 SOURCES = {
     **{f"{env}_mlp": values for env, values in OF_PPO.items()},

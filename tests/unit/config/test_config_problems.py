@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from custom_models.configs import GPT2CriticConfig
 from rl_service.common.errors import SettingsError
 from rl_service.config.load import load_settings
 
@@ -132,11 +133,6 @@ def test_all_problems_of_all_sources_are_reported_together() -> None:
         assert sum(part in problem for problem in found) == 1
 
 
-def test_a_minibatch_larger_than_the_batch_is_refused() -> None:
-    [problem] = problems("algorithm.train_batch_size=64", "algorithm.minibatch_size=65")
-    assert problem.startswith("algorithm.minibatch_size=65 is larger than")
-
-
 def test_a_batch_that_the_envs_do_not_divide_names_the_next_that_they_do() -> None:
     [problem] = problems("algorithm.train_batch_size=2050", "resources.num_envs_per_env_runner=16")
     assert problem.endswith("use 2048")
@@ -157,13 +153,37 @@ def test_a_batch_of_exactly_one_step_of_every_env_is_allowed() -> None:
 
 
 def test_heads_that_do_not_divide_the_width_and_a_long_context_are_told_together() -> None:
-    [problem] = problems("model.n_head=7", "model.context_length=600")
+    [problem] = problems("model.n_head=7", "model.context_length=1024", "model.n_positions=512")
     assert "use n_embd=63" in problem
     assert "use context_length <= 512" in problem
 
 
 def test_a_context_that_just_fits_the_positions_is_allowed() -> None:
-    assert load_settings(overrides=["model.context_length=512"]).settings is not None
+    with_actions = ["model.context_length=512", "model.history_actions=true"]
+    assert load_settings(overrides=with_actions).settings is not None
+    assert load_settings(overrides=["model.context_length=1024"]).settings is not None
+    [problem] = problems("model.context_length=513", "model.history_actions=true")
+    assert "needs 1026 positions (2 for each step)" in problem
+
+
+def test_rows_of_timesteps_belong_to_absolute_time() -> None:
+    [problem] = problems("model.max_timesteps=500")
+    assert "max_timesteps=500 applies only to time=absolute" in problem
+    absolute = load_settings(overrides=["model.time=absolute"]).settings.model
+    assert isinstance(absolute, GPT2CriticConfig)
+    assert absolute.num_timesteps == 1024
+
+
+def test_relative_time_needs_pairs_of_numbers_in_each_head() -> None:
+    [problem] = problems("model.n_head=4", "model.n_embd=12")
+    assert "n_embd / n_head = 3 is odd; use n_embd=24, or time=none" in problem
+    assert load_settings(overrides=["model.n_head=4", "model.n_embd=12", "model.time=none"])
+
+
+@pytest.mark.parametrize("name", ["minibatch_size", "critic_minibatch_size"])
+def test_a_minibatch_larger_than_the_batch_is_refused(name: str) -> None:
+    [problem] = problems(f"algorithm.{name}=4096")
+    assert f"algorithm.{name}=4096 is larger than algorithm.train_batch_size=2048" in problem
 
 
 def test_a_run_that_would_never_end_is_refused() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
-from custom_models import block_attention
 from custom_models.configs import GPT2CriticConfig
 from custom_models.gpt2_critic import GPT2Critic
 from custom_models.interfaces import PADDING_SEGMENT, Chunks
 from custom_models.spaces import ActionSpec
+from custom_models.transformer import attend, split_reach
 
 OBS_SIZE, NUM_ACTIONS, K = 5, 3, 6
 DISCRETE = ActionSpec.from_space(gym.spaces.Discrete(NUM_ACTIONS))
@@ -23,7 +23,14 @@ BOX = ActionSpec.from_space(gym.spaces.Box(-1.0, 1.0, (2,)))
 
 def build_critic(action_spec: ActionSpec = DISCRETE, **changes: object) -> GPT2Critic:
     config = GPT2CriticConfig(
-        **{"context_length": K, "n_layer": 2, "n_head": 4, "n_embd": 16, **changes}
+        **{
+            "context_length": K,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_embd": 16,
+            "history_actions": True,
+            **changes,
+        }
     )
     torch.manual_seed(0)
     return GPT2Critic(config, OBS_SIZE, action_spec).eval()
@@ -101,7 +108,7 @@ def test_context_never_crosses_an_episode(attention: str) -> None:
     )
 
 
-@pytest.mark.parametrize("attention", ["banded", "window"])
+@pytest.mark.parametrize("attention", ["banded", "window", "approximate"])
 def test_a_value_ignores_what_lies_beyond_its_reach(attention: str) -> None:
     critic = build_critic(attention=attention).double()  # the farthest step counts for 1e-9
     before = random_chunks()
@@ -109,19 +116,138 @@ def test_a_value_ignores_what_lies_beyond_its_reach(attention: str) -> None:
     after = before._replace(obs=before.obs.clone())
     after.obs[:, 0] += 1.0
     difference = (values(critic, before, 40) - values(critic, after, 40)).abs().amax(0)
-    reach = (K - 1) * (1 if attention == "window" else 2)
+    reach = (K - 1) * (2 if attention == "approximate" else 1)
     assert difference[reach] > 1e-12
     assert difference[reach + 1 :].max() == 0.0
 
 
-def test_window_equals_banded_for_one_layer() -> None:
-    banded = build_critic(n_layer=1, attention="banded")
-    window = build_critic(n_layer=1, attention="window")
+@pytest.mark.parametrize("attention", ["window", "approximate"])
+@pytest.mark.parametrize("time", ["relative", "none", "absolute"])
+def test_all_attentions_are_the_same_for_one_layer(attention: str, time: str) -> None:
+    banded = build_critic(n_layer=1, time=time, attention="banded")
+    other = build_critic(n_layer=1, time=time, attention=attention)
     chunks = random_chunks()
     chunks.segment_ids[0, 22:] = 1
     torch.testing.assert_close(
-        values(banded, chunks, 30), values(window, chunks, 30), rtol=0, atol=1e-5
+        values(banded, chunks, 30), values(other, chunks, 30), rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("num_values", [8, 16, 64, 128])
+@pytest.mark.parametrize("n_layer", [1, 2, 3])
+@pytest.mark.parametrize("context_length", [2, 20])
+def test_a_value_is_the_same_in_chunks_of_any_length(
+    context_length: int, n_layer: int, num_values: int
+) -> None:
+    """Both those that fit into one block of queries, and those that take several."""
+    critic = build_critic(n_layer=n_layer, context_length=context_length)
+    episode = random_chunks(batch=1, steps=150)
+    expected = values(critic, episode, 150)
+    for start in (0, 1, context_length - 1, 22):
+        first = max(0, start - context_length + 1)
+        chunk = Chunks(*(column[:, first : start + num_values] for column in episode))
+        torch.testing.assert_close(
+            values(critic, chunk, num_values),
+            expected[:, start : start + num_values],
+            rtol=0,
+            atol=1e-5,
+        )
+
+
+def plain_values(critic: GPT2Critic, chunks: Chunks) -> Tensor:
+    """Token by token, straight from the definition; (B, T) for tiny chunks."""
+    trunk, x = critic.trunk, critic._embed(chunks)
+    batch, steps, per_step, width = x.shape
+    heads, size = trunk.n_head, width // trunk.n_head
+    speeds = torch.tensor([critic.context_length ** -(i / (size // 2)) for i in range(size // 2)])
+
+    def pairs(y: Tensor) -> Tensor:
+        return torch.view_as_complex(y.reshape(heads, size // 2, 2))
+
+    for block, reach in zip(trunk.h, critic.reaches, strict=True):
+        q, k, v = (block.ln_1(x) @ block.attn.c_attn.weight + block.attn.c_attn.bias).split(
+            width, -1
+        )
+        out = torch.zeros_like(x)
+        for b in range(batch):
+            segments = chunks.segment_ids[b].tolist()
+            for i in range(steps):
+                for own in range(per_step):
+                    seen = [
+                        (j, part)
+                        for j in range(max(0, i - reach + 1), i + 1)
+                        for part in range(per_step)
+                        if segments[j] == segments[i] and (j < i or part <= own)
+                    ]
+                    scores = []
+                    for j, part in seen:
+                        product = pairs(q[b, i, own]) * pairs(k[b, j, part]).conj()
+                        if critic.relative_time:
+                            product = product * torch.exp(1j * speeds * (i - j))
+                        scores.append(product.sum(-1).real / size**0.5)  # (H,)
+                    weights = torch.stack(scores).softmax(0)[..., None]  # (seen, H, 1)
+                    found = torch.stack([v[b, j, part].view(heads, size) for j, part in seen])
+                    out[b, i, own] = (weights * found).sum(0).reshape(width)
+        x = x + block.attn.c_proj(out)
+        x = x + block.mlp(block.ln_2(x))
+    result: Tensor = critic.value_head(trunk.ln_f(x[:, :, 0])).squeeze(-1)
+    return result
+
+
+@pytest.mark.parametrize("n_layer", [1, 2, 3])
+@pytest.mark.parametrize("time", ["relative", "none", "absolute"])
+@pytest.mark.parametrize("history_actions", [True, False], ids=["actions", "no actions"])
+def test_one_pass_equals_a_plain_recomputation(
+    n_layer: int, time: str, history_actions: bool
+) -> None:
+    critic = build_critic(
+        n_layer=n_layer, n_head=2, n_embd=8, time=time, history_actions=history_actions
+    )
+    with torch.no_grad():  # weights of 0.02 would hide most mistakes
+        for weight in critic.trunk.h.parameters():
+            weight.add_(torch.randn_like(weight) * 0.3)
+    chunks = random_chunks(steps=14)
+    chunks.segment_ids[1, 9:] = 1
+    with torch.no_grad():
+        expected = plain_values(critic, chunks)
+    torch.testing.assert_close(values(critic, chunks, 14), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("context_length", "layers"), [(1, 1), (8, 1), (8, 2), (3, 5), (64, 3)])
+def test_the_layers_together_look_back_one_context(context_length: int, layers: int) -> None:
+    reaches = split_reach(context_length, layers)
+    assert len(reaches) == layers
+    assert sum(reach - 1 for reach in reaches) == context_length - 1
+    assert max(reaches) - min(reaches) <= 1
+
+
+def test_relative_time_does_not_know_the_time_since_the_reset() -> None:
+    chunks = random_chunks()
+    later = chunks._replace(timesteps=chunks.timesteps + 300)
+    for time, is_same in (("relative", True), ("none", True), ("absolute", False)):
+        critic = build_critic(time=time)
+        same = torch.equal(values(critic, chunks, 20), values(critic, later, 20))
+        assert same == is_same, time
+
+
+def test_only_without_time_the_order_of_earlier_steps_is_unknown() -> None:
+    chunks = random_chunks(steps=K)
+    order = torch.tensor([3, 0, 4, 2, 1, 5])
+    mixed = Chunks(*(column[:, order] for column in chunks))
+    for time, is_same in (("relative", False), ("none", True), ("absolute", False)):
+        critic = build_critic(time=time, n_layer=1).double()  # the order counts for 1e-5
+        first, second = (
+            values(critic, c._replace(obs=c.obs.double()), 1)
+            for c in (chunks, mixed._replace(timesteps=chunks.timesteps))
+        )
+        assert ((first - second).abs().max() < 1e-12) == is_same, time
+
+
+def test_a_history_without_actions_ignores_them() -> None:
+    critic = build_critic(history_actions=False)
+    chunks = random_chunks()
+    other = chunks._replace(actions=(chunks.actions + 1) % NUM_ACTIONS)
+    assert torch.equal(values(critic, chunks, 40), values(critic, other, 40))
 
 
 def reference_mask(segment_ids: Tensor) -> Tensor:
@@ -140,8 +266,8 @@ def reference_mask(segment_ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("n_layer", [1, 2, 3])
-def test_banded_equals_hugging_face_gpt2_with_the_same_mask(n_layer: int) -> None:
-    critic = build_critic(n_layer=n_layer)
+def test_approximate_equals_hugging_face_gpt2_with_the_same_mask(n_layer: int) -> None:
+    critic = build_critic(n_layer=n_layer, attention="approximate", time="absolute")
     chunks = random_chunks()
     chunks.segment_ids[0, :4] = PADDING_SEGMENT
     chunks.segment_ids[1, 17:] = 1
@@ -168,54 +294,39 @@ def test_banded_equals_hugging_face_gpt2_with_the_same_mask(n_layer: int) -> Non
 @pytest.mark.parametrize("attention", ["banded", "window"])
 @pytest.mark.parametrize("action_spec", [DISCRETE, BOX], ids=["discrete", "box"])
 def test_gradients_reach_every_trainable_parameter(attention: str, action_spec: ActionSpec) -> None:
-    critic = build_critic(action_spec, attention=attention, max_timesteps=40).train()
+    critic = build_critic(
+        action_spec, attention=attention, time="absolute", max_timesteps=40
+    ).train()
     critic(random_chunks(action_spec=action_spec), 40).square().sum().backward()
     silent = [n for n, p in critic.named_parameters() if p.grad is None or not p.grad.any()]
     assert silent == []
 
 
-def attention_case(num_keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two blocks of 4 queries whose windows are 6 wide; both windows together need 10 keys."""
+@pytest.mark.parametrize("num_heads", [1, 4])
+def test_the_fused_attention_equals_the_products(num_heads: int) -> None:
     torch.manual_seed(0)
-    q = torch.randn(1, 2, 2, 3, 4, dtype=torch.float64, requires_grad=True)  # (B, N, H, D, r)
-    k = torch.randn(1, num_keys, 2, 3, dtype=torch.float64, requires_grad=True)  # (B, S, H, D)
-    v = torch.randn_like(k, requires_grad=True)
-    mask = -1e9 * torch.randint(0, 2, (1, 2, 6, 4), dtype=torch.float64)
-    mask[:, :, -1] = 0.0  # no query without a key
-    return q, k, v, mask
-
-
-@pytest.mark.parametrize("tile_scores", [1, 1000])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("num_keys", [10, 13])
-def test_gradients_of_the_written_out_attention_equal_autograds(
-    num_keys: int, dropout: float, tile_scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_attention, "_TILE_SCORES", tile_scores)
-    q, k, v, mask = attention_case(num_keys)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        torch.manual_seed(1)  # the same entries are dropped each time
-        return block_attention.block_attention(q, k, v, mask, 4, dropout)
-
-    assert torch.autograd.gradcheck(attend, (q, k, v))
-
-
-@pytest.mark.parametrize("num_keys", [8, 10, 13])
-def test_the_written_out_attention_equals_torchs(num_keys: int) -> None:
-    q, k, v, mask = attention_case(num_keys)
-    missing = max(0, 10 - num_keys)
-    mask[:, 0, :missing] = -1e9  # keys before the first: there are none
-    ours = block_attention.block_attention(q, k, v, mask, 4, 0.0)
-    torchs = block_attention._fused(q, k, v, mask, 4, 0.0)
-    torch.testing.assert_close(ours, torchs, rtol=0, atol=1e-12)
-    weight = torch.randn_like(ours)
+    q = torch.randn(3, num_heads, 5, 6, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(3, num_heads, 9, 6, dtype=torch.float64).requires_grad_() for _ in "kv")
+    visible = torch.rand(3, 1, 5, 9) < 0.5
+    visible[..., 0] = True  # no query without a key
+    fused = attend(q, k, v, visible, 0.4, 0.0)
+    products = attend(q, k, v, visible, 0.4, 1e-9)  # drops nothing
+    torch.testing.assert_close(fused, products, rtol=0, atol=1e-8)
+    weight = torch.randn_like(fused)
     for mine, theirs in zip(
-        torch.autograd.grad(ours, (q, k, v), weight),
-        torch.autograd.grad(torchs, (q, k, v), weight),
+        torch.autograd.grad(fused, (q, k, v), weight),
+        torch.autograd.grad(products, (q, k, v), weight),
         strict=True,
     ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-8)
+
+
+def test_attention_weights_are_dropped_as_often_as_asked() -> None:
+    q, k = torch.zeros(64, 2, 8, 4), torch.zeros(64, 2, 32, 4)
+    visible = torch.ones(64, 1, 8, 32, dtype=torch.bool)
+    sums = attend(q, k, torch.ones_like(k), visible, 1.0, 0.25)[..., 0]  # of 32 weights of 1/32
+    assert abs(float(sums.mean()) - 1.0) < 0.01
+    assert abs(float(sums.var()) * 32 - 0.25 / 0.75) < 0.03
 
 
 def test_dropout_acts_in_training_only() -> None:

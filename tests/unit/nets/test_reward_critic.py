@@ -43,6 +43,6 @@ def test_a_value_reads_the_rewards_before_its_step_alone(attention: str) -> None
 
 
 def test_the_weights_are_within_what_the_settings_say() -> None:
-    config = RewardCritic(n_layer=1, n_head=2, n_embd=8, max_timesteps=16)
+    config = RewardCritic(n_layer=1, n_head=2, n_embd=8, time="absolute", max_timesteps=16)
     net = build_actor_critic(config, 4, DISCRETE)
     assert sum(p.numel() for p in net.parameters()) <= config.max_weights(4, 3)

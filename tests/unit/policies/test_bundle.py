@@ -67,7 +67,7 @@ def test_the_files_are_json_safetensors_and_a_card(
     write_test_bundle(tmp_path / "b", max_episode_steps=77)
     assert sorted(os.listdir(tmp_path / "b")) == ["card.md", "policy.json", "policy.safetensors"]
     spec = json.loads((tmp_path / "b" / "policy.json").read_text())
-    assert spec["format_version"] == 1
+    assert spec["format_version"] == 2
     assert spec["env"]["max_episode_steps"] == 77
     assert spec["action_space"] == {"type": "Discrete", "n": 2, "start": 0}
     assert spec["action_mapping"] == "offset"

@@ -25,7 +25,7 @@ CASES = pytest.mark.parametrize("name", HOSTILE)
 MODELS: list[ModelConfig] = [
     MLPConfig(hidden_sizes=(32, 16), critic_hidden_sizes=(8,)),
     MLPConfig(log_std="state"),
-    GPT2CriticConfig(context_length=8, max_timesteps=100),
+    GPT2CriticConfig(context_length=8, time="absolute", max_timesteps=100),
     LLMPolicyConfig(n_layer=1, n_head=2, n_embd=16, critic="gpt2"),
     LLMPolicyConfig(n_layer=1, n_head=2, n_embd=16, finetune="lora", critic="hidden_state"),
 ]

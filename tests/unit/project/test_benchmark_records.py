@@ -8,6 +8,7 @@ from tests.benchmarks import catalog
 from tests.benchmarks.gpu import report as gpu
 from tests.benchmarks.record import RESULTS, Record, Tables
 from tests.benchmarks.simulation import report as simulation
+from tests.learning import critics
 
 RECORDS: list[tuple[Record, dict[str, Tables]]] = [
     (Record(RESULTS, "speed", "make bench"), catalog.TABLES),
@@ -22,3 +23,10 @@ RECORDS: list[tuple[Record, dict[str, Tables]]] = [
 @pytest.mark.parametrize(("record", "tables"), RECORDS, ids=[record.name for record, _ in RECORDS])
 def test_a_page_is_made_of_its_record(record: Record, tables: dict[str, Tables]) -> None:
     assert record.page_path.read_text(encoding="utf-8") == record.page(tables)
+
+
+def test_the_table_of_the_gpt2_critic_is_made_of_its_record() -> None:
+    page = critics.PAGE.read_text(encoding="utf-8")
+    assert page.partition(critics.BEGIN)[2].partition(critics.END)[0] == critics.table(
+        critics.read()
+    )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -12,6 +16,8 @@ from custom_models.gpt2_critic import GPT2Critic
 from custom_models.interfaces import Chunks
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.batch import gather_chunks, plan_chunks
+from rl_service.algorithms.policy import ActorCriticPolicy
+from rl_service.config.algorithms import PPOSettings
 
 
 @pytest.mark.parametrize("chunk_length", [1, 7, 16, 64])
@@ -38,27 +44,58 @@ def test_a_prefix_before_the_batch_is_padding() -> None:
     assert chunks.timesteps[0, 3:].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("n_layer", [1, 2])
-def test_window_values_from_fragments_equal_those_of_the_whole_episode(n_layer: int) -> None:
-    """Context reaches across the fragment border: K-1 steps travel with the second fragment."""
-    context_length, steps, cut = 6, 30, 13
+@pytest.mark.parametrize("attention", ["banded", "window"])
+@pytest.mark.parametrize("n_layer", [1, 2, 3])
+@pytest.mark.parametrize("chunk_length", [8, 16, 64, 128])
+@pytest.mark.parametrize("cuts", [[], [13], [1, 3, 130], [64, 65]])
+def test_values_from_fragments_equal_those_of_the_whole_episode(
+    attention: str, n_layer: int, chunk_length: int, cuts: list[int]
+) -> None:
+    """Context reaches across the fragment border: K-1 steps travel with each later fragment."""
+    context_length, steps = 6, 140
     spec = ActionSpec.from_space(gym.spaces.Discrete(3))
     torch.manual_seed(0)
     config = GPT2CriticConfig(
-        context_length=context_length, attention="window", n_layer=n_layer, n_head=2, n_embd=8
+        context_length=context_length, attention=attention, n_layer=n_layer, n_head=2, n_embd=8
     )
     critic = GPT2Critic(config, 4, spec).eval()
     obs, actions = torch.randn(steps, 4), torch.randint(3, (steps,))
     t, rewards = torch.arange(steps), torch.zeros(steps)
+    rows, context, segments = [], [], []
+    for segment, (start, stop) in enumerate(pairwise([0, *cuts, steps])):
+        first = max(0, start - context_length + 1)
+        rows.append(np.arange(first, stop))
+        context.append(np.arange(first, stop) < start)
+        segments.append(np.full(stop - first, segment))
+    where = np.concatenate(rows)
     with torch.no_grad():
         whole = critic(Chunks(*(c[None] for c in (obs, actions, rewards, t, t * 0))), steps)[0]
-        rows = np.concatenate([np.arange(cut), np.arange(cut - context_length + 1, steps)])
-        context = np.zeros(len(rows), bool)
-        context[cut : cut + context_length - 1] = True
-        segments = torch.from_numpy(np.repeat([0, 1], [cut, len(rows) - cut]))
-        plan = plan_chunks(context, context_length - 1, chunk_length=8)
-        chunks = gather_chunks(plan, obs[rows], actions[rows], rewards[rows], t[rows], segments)
+        plan = plan_chunks(np.concatenate(context), context_length - 1, chunk_length)
+        chunks = gather_chunks(
+            plan,
+            obs[where],
+            actions[where],
+            rewards[where],
+            t[where],
+            torch.from_numpy(np.concatenate(segments)),
+        )
         values = critic(chunks, plan.num_values)
     asked = torch.from_numpy(plan.asked)
-    expected = whole[rows][torch.from_numpy(plan.asked_rows)]
+    assert int(asked.sum()) == steps
+    expected = whole[where][torch.from_numpy(plan.asked_rows)]
     torch.testing.assert_close(values[asked], expected[asked], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("context_length", "minibatch", "expected"),
+    [(1, 128, 1), (2, 128, 16), (8, 128, 16), (64, 128, 31), (512, 128, 128), (8, 4, 3)],
+)
+def test_a_minibatch_has_eight_chunks_unless_a_value_would_cost_more_than_three_steps(
+    context_length: int, minibatch: int, expected: int
+) -> None:
+    policy: Any = SimpleNamespace(
+        num_context_steps=context_length - 1,
+        algorithm=PPOSettings(minibatch_size=64, critic_minibatch_size=minibatch),
+    )
+    length: Any = ActorCriticPolicy.chunk_length
+    assert length.fget(policy) == expected

@@ -21,10 +21,20 @@ from tests.support.serving import NumberedBundles, build_local
 
 NUM_STEPS = 7
 GPT2 = GPT2CriticConfig(context_length=4, n_layer=1, n_head=2, n_embd=16, attention="window")
-CASES = [(GPT2, "CartPole-v1"), (GPT2, "Pendulum-v1"), (MLPConfig(), "CartPole-v1")]
+LAYERS = [GPT2.model_copy(update={"n_layer": n, "attention": "banded"}) for n in (1, 2, 3)]
+CASES = [
+    (GPT2, "CartPole-v1"),
+    (GPT2, "Pendulum-v1"),
+    *((model, "CartPole-v1") for model in LAYERS),
+    (MLPConfig(), "CartPole-v1"),
+]
 
 
-@pytest.mark.parametrize(("model", "env_id"), CASES, ids=["discrete", "box", "mlp"])
+@pytest.mark.parametrize(
+    ("model", "env_id"),
+    CASES,
+    ids=["discrete", "box", "one layer", "two layers", "three layers", "mlp"],
+)
 def test_values_are_those_of_the_critic(
     model: ModelConfig, env_id: str, tmp_path: Path, write_test_bundle: WriteTestBundle
 ) -> None:

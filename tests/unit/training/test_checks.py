@@ -146,9 +146,9 @@ def test_weights_of_another_size_are_refused(gpt2_folder: Path, name: str) -> No
 
 
 def test_a_context_longer_than_the_pretrained_positions_is_refused(gpt2_folder: Path) -> None:
-    [problem] = pretrained_problems(gpt2_folder, context_length=33)
-    assert "needs 66 positions" in problem
-    assert "use at most 32" in problem
+    [problem] = pretrained_problems(gpt2_folder, context_length=65)
+    assert "needs 65 positions" in problem
+    assert "use at most 64" in problem
 
 
 def test_truncated_weights_are_refused(gpt2_folder: Path) -> None:

@@ -1,0 +1,287 @@
+"""What decides with a GPT-2 critic: trainings of one process each, many side by side.
+
+    python -m tests.learning.critics                trains what is missing, then draws
+    python -m tests.learning.critics --parallel 0   draws the table and the figure again
+
+The record is docs/results/critics.json; the table is in docs/gpt2_critic.md, the figure beside the
+record. Trainings that find a Ray at `RAY_ADDRESS` share it; else each starts its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from tests.learning.test_learning import machine
+
+ROOT = Path(__file__).parents[2]
+RAW = ROOT / "docs" / "results" / "critics.json"
+FIGURE = RAW.with_suffix(".png")
+PAGE = ROOT / "docs" / "gpt2_critic.md"
+BEGIN, END = "<!-- table of tests.learning.critics -->\n", "<!-- end of the table -->\n"
+VARIANT = "tests.learning.critic_variants:"
+Flat = dict[str, Any]
+"""Settings by dotted key."""
+Results = dict[str, dict[str, dict[str, Any]]]
+"""Runs by environment, critic and seed."""
+
+COMMON: Flat = {
+    "algorithm.train_batch_size": 2048,
+    "algorithm.minibatch_size": 128,
+    "algorithm.num_epochs": 5,
+    "algorithm.critic_num_epochs": 3,
+    "algorithm.actor_lr": 3e-4,
+    "algorithm.critic_lr": 1e-3,
+    "algorithm.entropy_coeff": 0.0,
+    "model.hidden_sizes": [64, 64],
+    "model.activation": "tanh",
+    "model.activate_last": True,
+    "resources.num_env_runners": 0,
+    "resources.num_envs_per_env_runner": 16,
+    "stop.iterations": None,
+    "evaluation.interval": 10,
+    "evaluation.num_episodes": 10,
+    "evaluation.final_num_episodes": 20,
+    "tracking.tensorboard": False,
+}
+
+
+class Task(NamedTuple):
+    """An environment, and what differs there from `COMMON`."""
+
+    settings: Flat
+    seeds: int
+    """How many each critic is trained with; the default and the MLP with more."""
+    most_seeds: int
+    failed_below: float
+
+
+NORMALISED = {"env.observation_filter": "MeanStdFilter", "env.normalize_returns": True}
+TASKS = {
+    "LunarLander-v3": Task(
+        {"algorithm.gamma": 0.999, "algorithm.lambda_": 0.98, "stop.env_steps": 327_680},
+        seeds=8,
+        most_seeds=10,
+        failed_below=200.0,
+    ),
+    "Acrobot-v1": Task(
+        {
+            **NORMALISED,
+            "algorithm.gamma": 0.99,
+            "algorithm.lambda_": 0.94,
+            "stop.env_steps": 153_600,
+        },
+        seeds=4,
+        most_seeds=20,
+        failed_below=-499.0,
+    ),
+    "Pendulum-v1": Task(
+        {
+            **NORMALISED,
+            "algorithm.gamma": 0.9,
+            "algorithm.lambda_": 0.95,
+            "algorithm.actor_lr": 1e-3,
+            "algorithm.num_epochs": 10,
+            "stop.env_steps": 102_400,
+        },
+        seeds=4,
+        most_seeds=4,
+        failed_below=-500.0,
+    ),
+}
+GPT2: Flat = {
+    "model.name": "gpt2_critic",
+    "model.context_length": 8,
+    "model.attention": "banded",
+    "model.time": "relative",
+    "model.history_actions": False,
+    "model.n_layer": 1,
+    "model.n_head": 8,
+    "model.n_embd": 64,
+    "model.dropout": 0.0,
+}
+
+
+def gpt2(algorithm: Flat | None = None, **model: Any) -> Flat:
+    """The default critic with changes."""
+    changed = {f"model.{key}": value for key, value in model.items()}
+    return {**GPT2, **changed, **{f"algorithm.{k}": v for k, v in (algorithm or {}).items()}}
+
+
+def with_actions(algorithm: Flat | None = None, **model: Any) -> Flat:
+    return gpt2(algorithm, history_actions=True, **model)
+
+
+MLP, DEFAULT = "MLP", "default"
+OF_TIME = (MLP, DEFAULT, "time: none", "time: absolute")
+CRITICS: dict[str, Flat] = {
+    MLP: {"model.name": "mlp", "model.critic_hidden_sizes": [64, 64]},
+    DEFAULT: gpt2(),
+    "K 1": with_actions(context_length=1),
+    "K 4": gpt2(context_length=4),
+    "K 16": gpt2(context_length=16),
+    "K 32": gpt2(context_length=32),
+    "time: none": gpt2(time="none"),
+    "time: absolute": gpt2(time="absolute"),
+    "2 layers": gpt2(n_layer=2),
+    "2 layers, the first looks back": gpt2(n_layer=2, name=VARIANT + "FirstLayer"),
+    "2 layers, the last looks back": gpt2(n_layer=2, name=VARIANT + "LastLayer"),
+    "actions": with_actions(),
+    "actions, K 4": with_actions(context_length=4),
+    "actions, K 16": with_actions(context_length=16),
+    "actions, time: none": with_actions(time="none"),
+    "actions, time: absolute": with_actions(time="absolute"),
+    "actions, minibatch of one stretch": with_actions({"name": VARIANT + "OneStretch"}),
+    "actions, minibatch 256": with_actions({"critic_minibatch_size": 256}),
+    "actions, 5 passes": with_actions({"critic_num_epochs": 5}),
+    "actions, critic_lr 3e-4": with_actions({"critic_lr": 3e-4}),
+    "actions, warm-up": with_actions({"name": VARIANT + "WarmUp"}),
+    "actions, MLP beside, head from zero": with_actions(name=VARIANT + "Shortcut"),
+    "actions, half of the chunks alone": with_actions(name=VARIANT + "Forgetful"),
+}
+
+
+class Job(NamedTuple):
+    env: str
+    critic: str
+    seed: int
+
+
+def missing(results: Results) -> list[Job]:
+    """Runs that are not on record, those of the first seeds first."""
+    jobs = []
+    for number in range(1, 1 + max(task.most_seeds for task in TASKS.values())):
+        for env, task in TASKS.items():
+            for critic in CRITICS:
+                wanted = task.most_seeds if critic in (MLP, DEFAULT) else task.seeds
+                if env == "Pendulum-v1" and critic not in OF_TIME:
+                    wanted = 0
+                job = Job(env, critic, 100 * number)
+                if number <= wanted and str(job.seed) not in results.get(env, {}).get(critic, {}):
+                    jobs.append(job)
+    return jobs
+
+
+def train(job: Job) -> dict[str, Any]:
+    """One run in a process of its own: what it reached, and its evaluations on the way."""
+    settings: dict[str, Any] = {"seed": job.seed, "env": {"id": job.env}}
+    for dotted, value in {**COMMON, **TASKS[job.env].settings, **CRITICS[job.critic]}.items():
+        group, _, key = dotted.partition(".")
+        settings.setdefault(group, {})[key] = value
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(json.dumps(settings), encoding="utf-8")  # which is YAML, too
+        command = [sys.executable, "-m", "rl_service.cli", "train", "--config", str(file)]
+        done = subprocess.run(
+            [*command, "--json", "-o", folder], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        done.check_returncode()
+        result = json.loads(done.stdout.splitlines()[-1])
+        text = (Path(result["run"]) / "progress.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    scores = [row.get("evaluation/episode_return_mean") for row in rows]
+    return {
+        "return": round(result["episode_return_mean"], 2),
+        "training_return": round(rows[-1]["episode_return_mean"], 2),
+        "evaluations": [round(score, 1) for score in scores if score is not None],
+        "machine": machine(),
+    }
+
+
+def read() -> Results:
+    results: Results = json.loads(RAW.read_text(encoding="utf-8")) if RAW.exists() else {}
+    return results
+
+
+def draw(results: Results) -> None:
+    """Writes the figure, and the table into its page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + table(results) + END + after, encoding="utf-8")
+    _draw_figure(results)
+
+
+def table(results: Results) -> str:
+    """A row for each critic: the mean, the single seeds in order, and how many failed."""
+    lunar, acrobot = "LunarLander-v3", "Acrobot-v1"
+    lines = [
+        f"| critic | {lunar} | seeds | under 200 | at the end | {acrobot} | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for critic in CRITICS:
+        runs, others = (list(results[env].get(critic, {}).values()) for env in (lunar, acrobot))
+        scores = [run["return"] for run in runs]
+        failed = sum(score < TASKS[lunar].failed_below for score in scores)
+        last = np.mean([run["training_return"] for run in runs])
+        cells = [critic, *_summary(scores), str(failed), f"{last:.0f}"]
+        cells += _summary([run["return"] for run in others])
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"| time | {' | '.join(TASKS)} |", "|---|---|---|---|"]
+    for critic in OF_TIME:
+        scores_of = [[run["return"] for run in results[env][critic].values()] for env in TASKS]
+        cells = [f"{_summary(scores)[0]} ({len(scores)} seeds)" for scores in scores_of]
+        lines.append("| " + " | ".join([critic, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _summary(scores: list[float]) -> tuple[str, str]:
+    """Mean and standard error; single seeds."""
+    error = np.std(scores, ddof=1) / len(scores) ** 0.5
+    return f"**{np.mean(scores):.0f}** ± {error:.0f}", " ".join(f"{score:.0f}" for score in scores)
+
+
+def _draw_figure(results: Results) -> None:
+    """A dot a run, a bar at the mean; two panels that share their rows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = list(CRITICS)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, env in zip(panels, ("LunarLander-v3", "Acrobot-v1"), strict=True):
+        for place, critic in enumerate(rows):
+            scores = [run["return"] for run in results[env].get(critic, {}).values()]
+            color = {MLP: "tab:gray", DEFAULT: "tab:blue"}.get(critic, "tab:orange")
+            axes.plot(scores, [place] * len(scores), "o", color=color, alpha=0.5, markersize=5)
+            axes.plot([np.mean(scores)], [place], "|", color="black", markersize=14)
+        axes.set_title(f"{env}, {TASKS[env].settings['stop.env_steps']:,} env steps")
+        axes.set_xlabel("return of 20 deterministic episodes, a dot a seed")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(rows)), rows)
+    panels[0].invert_yaxis()
+    panels[1].set_xlim(-130, -60)
+    figure.savefig(FIGURE, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs side by side")
+    parallel, console, results = parser.parse_args().parallel, Console(), read()
+
+    def run(job: Job) -> None:
+        found = train(job)
+        results.setdefault(job.env, {}).setdefault(job.critic, {})[str(job.seed)] = found
+        RAW.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        console.print(*job, found["return"])
+
+    if parallel:
+        with ThreadPoolExecutor(parallel) as pool:
+            list(pool.map(run, missing(results)))
+    draw(results)
+
+
+if __name__ == "__main__":
+    main()
