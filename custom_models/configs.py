@@ -16,6 +16,7 @@ from custom_models.model_config import (
     Layers,
     ModelConfig,
     ModelName,
+    SmallActorSettings,
     Width,
     num_block_weights,
     num_feed_forward_weights,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _LARGEST_VOCABULARY = 2**18
 
 
-class MLPConfig(ModelConfig):
+class MLPConfig(SmallActorSettings, ModelConfig):
     """An MLP actor and an MLP critic that share no weights."""
 
     kind: ClassVar[str] = "mlp"
@@ -35,13 +36,20 @@ class MLPConfig(ModelConfig):
 
     critic_hidden_sizes: HiddenSizes = (64, 64)
     """Widths of the critic's hidden layers."""
+    history_actions: bool = False
+    """Whether an actor that remembers also reads its last actions."""
+
+    @property
+    def acts_on_past_actions(self) -> bool:
+        return self.history_actions
 
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
-        actor = num_feed_forward_weights(num_inputs, self.hidden_sizes, num_outputs)
+        actor_inputs = self.num_actor_inputs(num_inputs, num_outputs)
+        actor = num_feed_forward_weights(actor_inputs, self.hidden_sizes, num_outputs)
         return actor + num_feed_forward_weights(num_inputs, self.critic_hidden_sizes, 1)
 
 
-class GPT2CriticConfig(GPT2CriticSettings, ModelConfig):
+class GPT2CriticConfig(GPT2CriticSettings, SmallActorSettings, ModelConfig):
     """A small feed-forward actor, and a GPT-2 as the critic."""
 
     kind: ClassVar[str] = "gpt2_critic"
@@ -51,8 +59,13 @@ class GPT2CriticConfig(GPT2CriticSettings, ModelConfig):
     activation: Literal["tanh", "relu"] = "relu"
     activate_last: bool = False
 
+    @property
+    def acts_on_past_actions(self) -> bool:
+        return self.history_actions
+
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
-        actor = num_feed_forward_weights(num_inputs, self.hidden_sizes, num_outputs)
+        actor_inputs = self.num_actor_inputs(num_inputs, num_outputs)
+        actor = num_feed_forward_weights(actor_inputs, self.hidden_sizes, num_outputs)
         return actor + self.max_critic_weights(num_inputs, num_outputs)
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -138,6 +139,54 @@ class FeedForwardActor(Actor):
     def forward(self, inputs: Tensor) -> Tensor:
         dist_inputs: Tensor = self.head(self.body(inputs))
         return dist_inputs
+
+
+class StackActor(FeedForwardActor):
+    """The last K observations side by side, oldest first, and the actions between them.
+
+    Where the episode has no such step yet, there are zeros.
+
+    Args:
+        observation_size: O.
+        action_spec: the actions.
+        context_length: K.
+        reads_actions: whether the actions are read: A numbers each, or 1 of A.
+        shape: as for `FeedForwardActor`.
+    """
+
+    num_inputs: int
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_spec: ActionSpec,
+        *,
+        context_length: int,
+        reads_actions: bool,
+        **shape: Any,
+    ) -> None:
+        width = context_length * observation_size
+        if reads_actions:
+            width += (context_length - 1) * action_spec.size
+        super().__init__(width, action_spec, **shape)
+        self.context_length, self.num_inputs = context_length, width
+        self._spec, self._reads_actions = action_spec, reads_actions
+
+    def encode(self, history: History) -> Tensor:
+        """(B, num_inputs): K observations, then K-1 actions."""
+        earlier = self.context_length - 1
+        missing = np.arange(earlier) < earlier - history.num_steps[:, None]  # (B, K-1)
+        obs = np.array(history.obs, np.float32)
+        obs[:, :-1][missing] = 0.0
+        parts = [obs.reshape(len(obs), -1)]
+        if self._reads_actions:
+            actions = history.actions
+            if self._spec.kind == "discrete":
+                actions = np.eye(self._spec.size, dtype=np.float32)[actions]
+            actions = np.where(missing[..., None], np.float32(0.0), actions)  # (B, K-1, A)
+            parts.append(actions.reshape(len(obs), -1))
+        inputs = torch.from_numpy(np.concatenate(parts, axis=1))
+        return inputs.to(next(self.parameters()).device)
 
 
 class Categorical:

@@ -64,6 +64,11 @@ class ModelConfig(Kind):
         return 1
 
     @property
+    def acts_on_past_actions(self) -> bool:
+        """Whether the actor also reads the actions between those observations."""
+        return False
+
+    @property
     def critic_reads_features(self) -> bool:
         """Whether the critic reads the actor's features in place of observations."""
         return False
@@ -106,6 +111,40 @@ class ModelConfig(Kind):
     def prompt_problems(self, observation_size: int, action_spec: ActionSpec) -> list[str]:
         """Why the actor cannot read an environment's observations, one line each."""
         return []
+
+
+class SmallActorSettings(Group):
+    """An actor that may remember."""
+
+    actor_net: Literal["mlp", "stack"] = "mlp"
+    """`mlp`: an MLP on the current observation. `stack`: an MLP on the last observations side by
+    side, with zeros before the first one."""
+    actor_context_length: Annotated[int, Field(gt=1, le=1024)] | None = None
+    """Observations that an actor that remembers reads, the current one included. None: 8."""
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Self:
+        if self.actor_net == "mlp" and self.actor_context_length is not None:
+            raise ValueError(
+                f"actor_context_length={self.actor_context_length} is for an actor that remembers; "
+                f"set actor_net=stack, too, or leave it out"
+            )
+        return self
+
+    @property
+    def acting_context_length(self) -> int:
+        """Observations that the actor reads, the current one included."""
+        return 1 if self.actor_net == "mlp" else self.actor_context_length or 8
+
+    def num_actor_inputs(self, num_inputs: int, num_outputs: int) -> int:
+        """Upper bound of the numbers that the actor reads at a step.
+
+        Args:
+            num_inputs: entries of an observation.
+            num_outputs: outputs of the actor, at least as many as an action has numbers.
+        """
+        earlier = self.acting_context_length - 1
+        return num_inputs + earlier * (num_inputs + num_outputs)
 
 
 _EARLIER = {"context_length", "attention", "n_layer", "max_timesteps", "pretrained"}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from custom_models.heads import FeedForwardActor, feed_forward, orthogonal_linear
+from custom_models.heads import FeedForwardActor, StackActor, feed_forward, orthogonal_linear
 from custom_models.interfaces import Actor, Chunks, Critic
 from custom_models.model_config import ModelConfig
 from custom_models.spaces import ActionSpec
@@ -51,14 +51,21 @@ class ActorCritic(nn.Module):
     @classmethod
     def build_actor(cls, config: Any, observation_size: int, action_spec: ActionSpec) -> Actor:
         """Builds only the actor, which is all that a trained policy needs to act."""
-        return FeedForwardActor(
+        shape = {
+            "hidden_sizes": config.hidden_sizes,
+            "activation": config.activation,
+            "activate_last": config.activate_last,
+            "log_std": config.log_std,
+            "log_std_init": config.log_std_init,
+        }
+        if config.acting_context_length == 1:
+            return FeedForwardActor(observation_size, action_spec, **shape)
+        return StackActor(
             observation_size,
             action_spec,
-            hidden_sizes=config.hidden_sizes,
-            activation=config.activation,
-            activate_last=config.activate_last,
-            log_std=config.log_std,
-            log_std_init=config.log_std_init,
+            context_length=config.acting_context_length,
+            reads_actions=config.acts_on_past_actions,
+            **shape,
         )
 
     @classmethod

@@ -128,6 +128,7 @@ def write_untrained_bundle(
     model: ModelConfig | None = None,
     filtered: bool = False,
     max_episode_steps: int | None = None,
+    hide: tuple[int, ...] = (),
     seed: int = 0,
     evaluation: dict[str, Any] | None = None,
     change: Callable[[ActorCritic], None] | None = None,
@@ -137,7 +138,7 @@ def write_untrained_bundle(
     Returns:
         That net.
     """
-    env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps)
+    env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps, hide=hide)
     observation_space, action_space = env_spaces(env)
     size = observation_space.shape[0]
     torch.manual_seed(seed)

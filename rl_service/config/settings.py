@@ -30,6 +30,9 @@ class EnvSettings(Group):
     max_episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     """Time limit in env steps. An episode that reaches it is truncated, not terminated. None: the
     environment's own limit."""
+    hide: Annotated[tuple[NonNegativeInt, ...], Field(max_length=10_000)] = ()
+    """Entries of the flattened observation that are set to zero, such as velocities: the policy
+    never sees them, neither in training nor where it is served."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     """`MeanStdFilter` normalises observations by their running mean and deviation."""
     normalize_returns: bool = False

@@ -66,6 +66,7 @@ class BundledPolicy(PolicyRunner):
             spec.observation_space.shape,
             spec.action_spec,
             None if filter_spec is None else filter_spec.to_normalizer(),
+            spec.env.hide,
         )
         self.spec = spec
 
@@ -101,7 +102,7 @@ def write_bundle(
     observation_space, action_space = spaces
     weights = safetensors.torch.save(_whole_weights(net))
     model, base_model = _named_base_model(net.whole_config)
-    runner = PolicyRunner(net.actor, observation_space.shape, net.action_spec, normalizer)
+    runner = PolicyRunner(net.actor, observation_space.shape, net.action_spec, normalizer, env.hide)
     actions = space_spec(action_space)
     try:
         spec = PolicySpec(

@@ -98,7 +98,13 @@ def _as_loaded(runner: PolicyRunner) -> Iterator[PolicyRunner]:
         actor = copy.deepcopy(actor).cpu()
     precision, actor.autocast_dtype = actor.autocast_dtype, None
     try:
-        yield PolicyRunner(actor, runner.observation_shape, runner.action_spec, runner.normalizer)
+        yield PolicyRunner(
+            actor,
+            runner.observation_shape,
+            runner.action_spec,
+            runner.normalizer,
+            runner.hidden,
+        )
     finally:
         actor.autocast_dtype = precision
 

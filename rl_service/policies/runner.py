@@ -14,7 +14,7 @@ from custom_models.history import History
 from custom_models.interfaces import PADDING_SEGMENT, Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.common.errors import BundleError, ObservationError
-from rl_service.rollout.filters import ObservationNormalizer
+from rl_service.rollout.filters import ObservationNormalizer, hide
 
 
 class Actions(NamedTuple):
@@ -40,6 +40,7 @@ class PolicyRunner:
         observation_shape: of one raw observation.
         action_spec: the action space.
         normalizer: the observation filter's statistics; None stands for no filter.
+        hidden: entries of a flattened observation that the policy may not see.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class PolicyRunner:
         observation_shape: tuple[int, ...],
         action_spec: ActionSpec,
         normalizer: ObservationNormalizer | None,
+        hidden: tuple[int, ...] = (),
     ) -> None:
         self.actor = actor
         self.observation_shape = observation_shape
         self.action_spec = action_spec
         self.normalizer = normalizer
+        self.hidden = hidden
 
     def act(
         self,
@@ -104,6 +107,7 @@ class PolicyRunner:
                 f"({len(obs)}, {num_earlier}, {obs.shape[1]}), the actions taken at them, and for "
                 f"each episode how many there are"
             )
+        earlier = hide(earlier, self.hidden)
         if self.normalizer is not None:
             earlier = self.normalizer(earlier.reshape(-1, obs.shape[1])).reshape(earlier.shape)
         return history._replace(obs=np.concatenate([earlier, obs[:, None]], axis=1))
@@ -121,7 +125,7 @@ class PolicyRunner:
                 f"observations hold NaN or infinite numbers; expected finite float32 numbers of "
                 f"shape {_batch_shape(self.observation_shape)}"
             )
-        flat = obs.reshape(len(obs), -1)
+        flat = hide(obs.reshape(len(obs), -1), self.hidden)
         return flat if self.normalizer is None else self.normalizer(flat)
 
 
@@ -134,6 +138,7 @@ class CriticRunner:
         normalizer: the observation filter's statistics; None stands for no filter.
         value_mean: of the value targets that the critic's output is relative to.
         value_std: their deviation.
+        hidden: entries of a flattened observation that the critic may not see.
     """
 
     def __init__(
@@ -143,10 +148,11 @@ class CriticRunner:
         normalizer: ObservationNormalizer | None,
         value_mean: float,
         value_std: float,
+        hidden: tuple[int, ...] = (),
     ) -> None:
         self.context_length = context_length
         self._critic, self._normalizer = critic, normalizer
-        self._mean, self._std = value_mean, value_std
+        self._mean, self._std, self._hidden = value_mean, value_std, hidden
 
     @torch.no_grad()
     def values(self, history: History, timesteps: npt.NDArray[np.int64]) -> FloatArray:
@@ -157,7 +163,7 @@ class CriticRunner:
             timesteps: (B,) env steps since the reset, at the last observation.
         """
         batch, length, _ = history.obs.shape
-        obs = np.ascontiguousarray(history.obs, np.float32)
+        obs = hide(np.ascontiguousarray(history.obs, np.float32), self._hidden)
         if self._normalizer is not None:
             obs = self._normalizer(obs.reshape(batch * length, -1)).reshape(obs.shape)
         back = np.arange(1 - length, 1)  # (K,)
@@ -192,6 +198,7 @@ def critic_of(path: Path) -> CriticRunner:
         None if spec.observation_filter is None else spec.observation_filter.to_normalizer(),
         spec.value_mean,
         spec.value_std,
+        spec.env.hide,
     )
 
 

@@ -21,6 +21,7 @@ from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space
+from rl_service.rollout.partly_observed import HiddenEntries
 
 AnyEnv = gym.Env[Any, Any]
 
@@ -48,14 +49,26 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
     made = _construct(env_id, env, render_mode)
     try:
         ActionSpec.from_space(made.action_space)
-        return made if is_flat(made.observation_space) else FlatObservation(made)
+        flat: AnyEnv = made if is_flat(made.observation_space) else FlatObservation(made)
     except TypeError as error:
         made.close()
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
+    if not env.hide:
+        return flat
+    [size] = flat.observation_space.shape or [0]
+    if max(env.hide) >= size:
+        made.close()
+        raise EnvError(
+            f"env.hide={list(env.hide)} names an entry that observations of {env_id} do not have; "
+            f"they have {size}, from 0 to {size - 1}"
+        )
+    return HiddenEntries(flat, env.hide)
 
 
 def raw_observation_space(env: AnyEnv) -> gym.spaces.Box:
     """What an environment of `make_env` observes before it is flattened, in float32."""
+    if isinstance(env, HiddenEntries):
+        env = env.env
     space = env.raw_space if isinstance(env, FlatObservation) else env.observation_space
     assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
     return space

@@ -108,6 +108,15 @@ class ObservationNormalizer:
         return normalise(obs, self.mean, self.std, self.clip)
 
 
+def hide(obs: npt.NDArray[np.float32], indices: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Observations (..., O) whose entries at these indices are zero."""
+    if not indices:
+        return obs
+    left = obs.copy()
+    left[..., list(indices)] = 0.0
+    return left
+
+
 def normalise(
     obs: npt.NDArray[Any], mean: Float64Array, std: Float64Array, clip: float
 ) -> npt.NDArray[np.float32]:

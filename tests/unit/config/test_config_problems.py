@@ -174,6 +174,14 @@ def test_rows_of_timesteps_belong_to_absolute_time() -> None:
     assert absolute.num_timesteps == 1024
 
 
+def test_a_context_of_an_actor_without_memory_is_refused() -> None:
+    [problem] = problems("model.actor_context_length=4")
+    assert "actor_context_length=4 is for an actor that remembers; set actor_net=stack" in problem
+    for model in ("mlp", "gpt2_critic"):
+        settings = load_settings(model=model, overrides=["model.actor_net=stack"]).settings
+        assert settings.model.acting_context_length == 8
+
+
 def test_relative_time_needs_pairs_of_numbers_in_each_head() -> None:
     [problem] = problems("model.n_head=4", "model.n_embd=12")
     assert "n_embd / n_head = 3 is odd; use n_embd=24, or time=none" in problem

@@ -12,7 +12,8 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, kl_divergence
 
 from custom_models.configs import MLPConfig
-from custom_models.heads import Categorical, DiagGaussian
+from custom_models.heads import Categorical, DiagGaussian, StackActor
+from custom_models.history import RunningHistory
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 from custom_models.transformer import dropout
@@ -138,3 +139,47 @@ def test_bounds_as_wide_as_floats_are_no_bounds() -> None:
     limit = float(np.finfo(np.float32).max)
     spec = ActionSpec.from_space(gym.spaces.Box(-limit, limit, (1,)))
     np.testing.assert_allclose(spec.to_env(np.array([[0.5]], np.float32)), [[0.5]])
+
+
+@pytest.mark.parametrize("reads_actions", [True, False])
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_a_stack_is_what_was_seen_and_done_with_zeros_before_the_first_step(
+    kind: str, reads_actions: bool
+) -> None:
+    space = gym.spaces.Discrete(3) if kind == "discrete" else gym.spaces.Box(-1.0, 1.0, (2,))
+    spec = ActionSpec.from_space(space)
+    actor = StackActor(
+        2,
+        spec,
+        context_length=3,
+        reads_actions=reads_actions,
+        hidden_sizes=(4,),
+        activation="tanh",
+        activate_last=True,
+        log_std="free",
+        log_std_init=0.0,
+    )
+    running = RunningHistory(2, 3, spec)
+    obs = np.arange(1.0, 17.0, dtype=np.float32).reshape(4, 2, 2)  # of 4 steps in 2 envs
+    done = np.array([[1, 2], [2, 0], [1, 1]])
+    if kind == "box":
+        done = np.stack([done + 0.5, -done], axis=-1).astype(np.float32)
+    for step in range(3):
+        running.observed(obs[step])
+        running.acted(done[step])
+        if step == 0:
+            running.forget(np.array([False, True]))  # the second env begins again
+    inputs = actor.encode(running.observed(obs[3])).numpy()
+    assert inputs.shape == (2, actor.num_inputs)
+    np.testing.assert_array_equal(inputs[:, :6], obs[1:].transpose(1, 0, 2).reshape(2, 6))
+    if reads_actions:
+        one_hot = np.eye(3)[done[1:]] if kind == "discrete" else done[1:]
+        np.testing.assert_array_equal(inputs[:, 6:], one_hot.transpose(1, 0, 2).reshape(2, -1))
+    else:
+        assert inputs.shape[1] == 6
+    running.forget(np.array([True, False]))
+    first = actor.encode(running.observed(obs[3])).numpy()
+    np.testing.assert_array_equal(first[0, :4], 0.0)
+    np.testing.assert_array_equal(first[0, 4:6], obs[3, 0])
+    np.testing.assert_array_equal(first[0, 6:], 0.0)
+    np.testing.assert_array_equal(first[1], inputs[1])

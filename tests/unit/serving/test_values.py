@@ -26,6 +26,7 @@ CASES = [
     (GPT2, "CartPole-v1"),
     (GPT2, "Pendulum-v1"),
     *((model, "CartPole-v1") for model in LAYERS),
+    (GPT2.model_copy(update={"actor_net": "stack", "history_actions": True}), "Pendulum-v1"),
     (MLPConfig(), "CartPole-v1"),
 ]
 
@@ -33,7 +34,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("model", "env_id"),
     CASES,
-    ids=["discrete", "box", "one layer", "two layers", "three layers", "mlp"],
+    ids=["discrete", "box", "one layer", "two layers", "three layers", "stack", "mlp"],
 )
 def test_values_are_those_of_the_critic(
     model: ModelConfig, env_id: str, tmp_path: Path, write_test_bundle: WriteTestBundle

@@ -1,0 +1,116 @@
+"""Environments that ask for memory: what is hidden, what stays, and the recall task's returns."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from custom_models.configs import GPT2CriticConfig
+from custom_models.history import History
+from rl_service.common.errors import EnvError
+from rl_service.config.settings import EnvSettings
+from rl_service.policies import load_bundle
+from rl_service.policies.runner import critic_of
+from rl_service.rollout.envs import make_env, raw_observation_space, try_env
+from rl_service.rollout.partly_observed import VELOCITIES
+from tests.conftest import WriteTestBundle
+
+
+def name_of(env_id: str) -> str:
+    name, _, version = env_id.rpartition("-")
+    return f"{name}NoVel-{version}"
+
+
+@pytest.mark.parametrize("env_id", VELOCITIES)
+def test_only_the_velocities_are_hidden(env_id: str) -> None:
+    settings = EnvSettings(id=name_of(env_id))
+    with closing(make_env(EnvSettings(id=env_id))) as whole, closing(make_env(settings)) as masked:
+        assert try_env(settings)[0].shape == whole.observation_space.shape
+        masked.action_space.seed(0)
+        seen, expected = [masked.reset(seed=1)[0]], [whole.reset(seed=1)[0]]
+        for _ in range(5):
+            action = masked.action_space.sample()
+            obs, reward, *ended = masked.step(action)
+            full, same_reward, *same_ended = whole.step(action)
+            assert (reward, ended[:2]) == (same_reward, same_ended[:2])
+            seen.append(obs)
+            expected.append(full)
+    hidden = list(VELOCITIES[env_id])
+    assert np.abs(np.array(expected)[:, hidden]).max() > 1e-3
+    left = np.array(expected, np.float32)
+    left[:, hidden] = 0.0
+    np.testing.assert_array_equal(np.array(seen), left)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 500), (20, 20), (700, 700)])
+def test_the_time_limit_is_that_of_the_environment_or_of_the_settings(
+    limit: int | None, expected: int
+) -> None:
+    with closing(make_env(EnvSettings(id="CartPoleNoVel-v1", max_episode_steps=limit))) as env:
+        assert env.get_wrapper_attr("_max_episode_steps") == expected
+
+
+def test_entries_of_any_environment_can_be_hidden() -> None:
+    settings = EnvSettings(id="LunarLander-v3", hide=(0, 6))
+    with closing(make_env(settings)) as env:
+        assert isinstance(env.observation_space, gym.spaces.Box)
+        assert env.observation_space.shape == (8,)
+        obs = np.array([env.reset(seed=seed)[0] for seed in range(3)])
+        assert raw_observation_space(env).shape == (8,)
+    assert not obs[:, [0, 6]].any()
+    assert (obs[:, [1, 2, 3, 4, 5]] != 0).all()
+    assert try_env(settings)[0].shape == (8,)
+
+
+def test_an_entry_that_is_not_there_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"env.hide=\[1, 4\].*they have 4, from 0 to 3"):
+        make_env(EnvSettings(id="CartPole-v1", hide=(1, 4)))
+
+
+def test_a_loaded_policy_and_its_critic_never_see_what_was_hidden(
+    tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    """A client sends what its sensors give."""
+    model = GPT2CriticConfig(context_length=3, n_head=2, n_embd=8)
+    write_test_bundle(tmp_path / "b", "CartPole-v1", model=model, filtered=True, hide=(1, 3))
+    policy = load_bundle(tmp_path / "b")
+    obs = np.array([[0.1, 0.7, -0.1, 0.9]], np.float32)
+    other = obs + np.array([[0.0, 1.0, 0.0, -2.0]], np.float32)
+    seen = obs + np.array([[1.0, 0.0, 0.0, 0.0]], np.float32)
+    first, same, different = (policy.act(each, deterministic=True) for each in (obs, other, seen))
+    np.testing.assert_array_equal(first.dist_inputs, same.dist_inputs)
+    assert np.abs(first.dist_inputs - different.dist_inputs).max() > 1e-6
+    critic, spec = critic_of(tmp_path / "b"), policy.spec.action_spec
+    of = [History.first_steps(each, 3, spec) for each in (obs, other, seen)]
+    values = [critic.values(history, np.zeros(1, np.int64)) for history in of]
+    assert values[0] == values[1] != values[2]
+
+
+@pytest.mark.parametrize("delay", [1, 10, 40])
+def test_recall_rewards_the_cue_of_the_first_step_alone(delay: int) -> None:
+    with closing(make_env(EnvSettings(id="Recall-v0", kwargs={"delay": delay}))) as env:
+        cues = set()
+        for seed in range(20):
+            obs, _ = env.reset(seed=seed)
+            cue = float(obs[0])
+            cues.add(cue)
+            assert obs[1] == 0.0
+            for step in range(1, delay + 1):
+                obs, reward, terminated, truncated, _ = env.step(np.int64(seed % 2))
+                assert (reward, terminated, truncated) == (0.0, False, False)
+                assert obs.tolist() == [0.0, float(step == delay)]
+            right = np.int64(cue > 0)
+            answer = right if seed % 3 else 1 - right
+            _, reward, terminated, _, _ = env.step(answer)
+            assert terminated
+            assert reward == (1.0 if answer == right else -1.0)
+    assert cues == {-1.0, 1.0}
+
+
+def test_a_recall_without_a_delay_is_refused() -> None:
+    with pytest.raises(EnvError, match="delay=0 leaves nothing to remember"):
+        make_env(EnvSettings(id="Recall-v0", kwargs={"delay": 0}))
