@@ -36,12 +36,15 @@ class MLPConfig(SmallActorSettings, ModelConfig):
 
     critic_hidden_sizes: HiddenSizes = (64, 64)
     """Widths of the critic's hidden layers."""
-    history_actions: bool = False
-    """Whether an actor that remembers also reads its last actions."""
 
-    @property
-    def acts_on_past_actions(self) -> bool:
-        return self.history_actions
+    @model_validator(mode="after")
+    def _check_actions(self) -> MLPConfig:
+        if self.history_actions and self.actor_net == "mlp":
+            raise ValueError(
+                "history_actions=true is for an actor that remembers; set actor_net=stack, too, or "
+                "leave it out"
+            )
+        return self
 
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
         actor_inputs = self.num_actor_inputs(num_inputs, num_outputs)
@@ -58,10 +61,6 @@ class GPT2CriticConfig(GPT2CriticSettings, SmallActorSettings, ModelConfig):
 
     activation: Literal["tanh", "relu"] = "relu"
     activate_last: bool = False
-
-    @property
-    def acts_on_past_actions(self) -> bool:
-        return self.history_actions
 
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
         actor_inputs = self.num_actor_inputs(num_inputs, num_outputs)
@@ -168,7 +167,10 @@ class LLMPolicyConfig(ModelConfig):
         gpt2 = values.get("gpt2_critic")
         if not isinstance(gpt2, dict):
             return values
-        return {**values, "gpt2_critic": GPT2CriticSettings.upgraded(gpt2)}
+        earlier = GPT2CriticSettings.upgraded(gpt2)
+        if earlier is not gpt2 and values.get("critic") != "gpt2":
+            earlier = {}  # the defaults of then, which nothing uses
+        return {**values, "gpt2_critic": earlier}
 
     @property
     def num_context_steps(self) -> int:

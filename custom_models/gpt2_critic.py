@@ -21,13 +21,14 @@ from custom_models.transformer import GPT2Trunk, load_gpt2, rotations, split_rea
 
 
 class GPT2Critic(Critic):
-    """Value of a step from the K steps that end in it, and from nothing else.
+    """Value of a step from the K steps that end in it.
 
     `attention="banded"` makes one causal pass in which the layers together look back K steps.
     `attention="window"` recomputes the window of every value from the embeddings, in which each
-    layer sees all: the paper's function. With one layer both are the same. In
-    `attention="approximate"` each layer of one causal pass looks back K steps, so that a value
-    also depends on earlier ones, as far as they are in its chunk.
+    layer sees all: the paper's function. In both, a value depends on nothing else.
+    `attention="approximate"` makes one causal pass in which each layer looks back K steps, so that
+    a value also depends on earlier ones, as far as they are in its chunk. With one layer all three
+    are the same.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class GPT2Critic(Critic):
 
         Raises:
             FileNotFoundError: if `config.pretrained` holds no GPT-2.
-            ValueError: if a window has more tokens than the trunk has positions.
+            ValueError: if a context has more tokens than the trunk has positions, or the heads of
+                a pretrained trunk are odd and time is relative.
         """
         super().__init__()
         self.context_length = config.context_length
@@ -49,6 +51,8 @@ class GPT2Critic(Critic):
                 f"context_length={config.context_length} needs {config.num_tokens} positions but "
                 f"the trunk has {self.trunk.n_positions}"
             )
+        if config.time == "relative" and self.trunk.head_size % 2:
+            raise ValueError(f"time=relative needs heads of even size, not {self.trunk.head_size}")
         num_layers = len(self.trunk.h)
         self.reaches: tuple[int, ...] = (self.context_length,) * num_layers
         """k_l: steps that each layer looks back, its own included."""
@@ -76,7 +80,7 @@ class GPT2Critic(Critic):
 
     @property
     def sizes_without_folder(self) -> dict[str, Any]:
-        """Settings that build it without its original folder; None if it needs that folder."""
+        """Settings that build it without its original folder; none if it needs that folder."""
         trunk = self.trunk
         if not trunk.is_plain:
             return {}

@@ -180,10 +180,11 @@ class StackActor(FeedForwardActor):
         obs[:, :-1][missing] = 0.0
         parts = [obs.reshape(len(obs), -1)]
         if self._reads_actions:
-            actions = history.actions
+            actions = np.array(history.actions)
+            actions[missing] = 0  # what is left of another episode may be anything
             if self._spec.kind == "discrete":
-                actions = np.eye(self._spec.size, dtype=np.float32)[actions]
-            actions = np.where(missing[..., None], np.float32(0.0), actions)  # (B, K-1, A)
+                actions = np.eye(self._spec.size)[actions]
+            actions = np.where(missing[..., None], 0.0, actions).astype(np.float32)  # (B, K-1, A)
             parts.append(actions.reshape(len(obs), -1))
         inputs = torch.from_numpy(np.concatenate(parts, axis=1))
         return inputs.to(next(self.parameters()).device)

@@ -27,7 +27,6 @@ from custom_models.nets import ActorCritic, MLPCritic
 from custom_models.observation_text import PADDING, PromptWriter
 from custom_models.spaces import ActionSpec
 
-"""Text between the observation and the action that is scored."""
 _MEAN_SCALE = 0.1
 """Scale of the initial weights of the Gaussian's mean."""
 

@@ -114,13 +114,15 @@ class ModelConfig(Kind):
 
 
 class SmallActorSettings(Group):
-    """An actor that may remember."""
+    """A small actor, which may remember."""
 
     actor_net: Literal["mlp", "stack"] = "mlp"
-    """`mlp`: an MLP on the current observation. `stack`: an MLP on the last observations side by
-    side, with zeros before the first one."""
+    """`mlp` reads the current observation only. `stack` reads the last observations side by side,
+    with zeros before the first one. Both are MLPs."""
     actor_context_length: Annotated[int, Field(gt=1, le=1024)] | None = None
     """Observations that an actor that remembers reads, the current one included. None: 8."""
+    history_actions: bool = False
+    """Whether an actor that remembers also reads the actions between those observations."""
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
@@ -130,6 +132,11 @@ class SmallActorSettings(Group):
                 f"set actor_net=stack, too, or leave it out"
             )
         return self
+
+    @property
+    def acts_on_past_actions(self) -> bool:
+        """Whether the actor also reads the actions between those observations."""
+        return self.history_actions
 
     @property
     def acting_context_length(self) -> int:
@@ -148,7 +155,7 @@ class SmallActorSettings(Group):
 
 
 _EARLIER = {"context_length", "attention", "n_layer", "max_timesteps", "pretrained"}
-"""Settings of a GPT-2 critic that are in each file which names all of them."""
+"""Some keys of a GPT-2 critic that every resolved file of an earlier release has."""
 
 
 class GPT2CriticSettings(Group):
@@ -172,8 +179,8 @@ class GPT2CriticSettings(Group):
     """Rows of the embedding of `time: absolute`. Later steps of an episode share the last row,
     and the run reports that. None: 1024."""
     history_actions: bool = False
-    """Whether the history holds the actions (the paper's does): a step is then two tokens, else
-    one."""
+    """Whether the history holds the actions (the paper's does): to the critic, a step is then two
+    tokens instead of one. An actor that remembers reads the same."""
     n_layer: Layers = 1
     """Layers of the GPT-2."""
     n_head: Heads = 8
@@ -226,12 +233,11 @@ class GPT2CriticSettings(Group):
 
     @classmethod
     def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Files of before name all settings but `time`, and mean `approximate` by `banded`."""
+        """Earlier releases wrote all settings but `time`, and `banded` for `approximate`."""
         if "time" in values or not values.keys() >= _EARLIER:
             return values
-        one_layer = values["n_layer"] == 1 and values["pretrained"] is None
-        other = {} if one_layer or values["attention"] == "window" else {"attention": "approximate"}
-        return {**values, "time": "absolute", "history_actions": True, **other}
+        attention = "approximate" if values["attention"] == "banded" else values["attention"]
+        return {"history_actions": True, **values, "time": "absolute", "attention": attention}
 
     @property
     def tokens_per_step(self) -> int:

@@ -39,7 +39,12 @@ def gpt2_problems(critic: GPT2CriticSettings, where: str) -> list[str]:
             f"{where}.pretrained={critic.pretrained} holds no usable GPT-2: {reason}; give a "
             f"folder with {CONFIG_FILE} and {WEIGHTS_FILE} in Hugging Face format"
         ]
-    positions = int(config["n_positions"])
+    positions, head_size = int(config["n_positions"]), config["n_embd"] // config["n_head"]
+    if critic.time == "relative" and head_size % 2:
+        return [
+            f"{where}.time=relative turns pairs of a head's numbers, and the GPT-2 in "
+            f"{critic.pretrained} has {head_size} per head; use time=none or time=absolute"
+        ]
     if critic.num_tokens > positions:
         return [
             f"{where}.context_length={critic.context_length} needs {critic.num_tokens} positions "

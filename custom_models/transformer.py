@@ -124,10 +124,10 @@ def _last(x: Tensor, length: int, fill: float = 0.0) -> Tensor:
 
 
 def rotations(num_steps: int, head_size: int, context_length: int, device: torch.device) -> Tensor:
-    """Turns of the features of a head by the step's number, so that products see ages alone.
+    """Rotations of each pair of a head's features, so that scores depend on the steps between.
 
-    Rotary positions (arXiv 2104.09864), slowed down to the context: from one radian a step to
-    about 1/K.
+    Rotary positions (arXiv 2104.09864), slowed down to the context: pair i of h turns by
+    K^(-i / h) radians a step. A head of one pair cannot tell steps apart that are 6.3 apart.
 
     Returns:
         (T, 1, D/2) complex numbers of length 1.
@@ -140,8 +140,8 @@ def rotations(num_steps: int, head_size: int, context_length: int, device: torch
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turns neighbouring features of tokens (B, S, H, D) by (S, 1, D/2)."""
-    pairs = (x.float() if x.dtype == torch.bfloat16 else x).unflatten(-1, (-1, 2))
-    return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, p: float) -> Tensor:
@@ -158,7 +158,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, p: fl
     Returns:
         (G, H, r, D).
     """
-    # On a GPU in float32 torch's products are faster here than its fused kernel.
+    # On a GPU in float32 plain matrix products are faster here than torch's fused kernel.
     products = not torch.is_autocast_enabled("cuda") if q.is_cuda else p > 0.0
     if not products:
         return F.scaled_dot_product_attention(q, k, v, visible, dropout_p=p, scale=scale)
@@ -214,7 +214,7 @@ def load_gpt2(config: GPT2CriticSettings) -> GPT2Model:
 
 
 def _usual(config: GPT2Config) -> dict[str, tuple[Any, ...]]:
-    """What a GPT-2 has unless its config says otherwise, beside its sizes."""
+    """Default values of a GPT-2's settings other than its sizes."""
     return {
         "n_inner": (None, 4 * config.n_embd),
         "layer_norm_epsilon": (1e-5,),

@@ -173,7 +173,8 @@ def compute_outputs(policy: ActorCriticPolicy, chunks: Chunks, num_values: int) 
     critic = policy.net.critic
     assert critic is not None
     critic.eval()
-    per_pass = max(1, STEPS_PER_PASS // (num_values * critic.steps_per_value))
+    steps = max(chunks.obs.shape[1], num_values * critic.steps_per_value)  # of each chunk
+    per_pass = max(1, STEPS_PER_PASS // steps)
     slices = zip(*(column.split(per_pass) for column in chunks), strict=True)
     outputs = [policy.critic_outputs(Chunks(*columns), num_values) for columns in slices]
     critic.train()

@@ -217,15 +217,16 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
 
     @property
     def chunk_length(self) -> int:
-        """Values of a chunk: 1 without context, for the critic then learns from single steps, too.
+        """Values to aim at in a chunk: 1 without context, for single steps then.
 
-        A chunk also passes over K-1 steps of context, so it has at least half as many values: no
-        value costs more than three steps.
+        A chunk also passes over K-1 steps of context, so it has half as many values at least, and
+        a value costs about three steps at most, where fragments and minibatches are long enough.
         """
         if self.num_context_steps == 0:
             return 1
         minibatch: int = self.algorithm.env_steps_per_critic_step
-        return min(minibatch, max(1, minibatch // MINIBATCH_CHUNKS, self.num_context_steps // 2))
+        half = -(-self.num_context_steps // 2)
+        return min(minibatch, max(1, minibatch // MINIBATCH_CHUNKS, half))
 
     def normalise_values(self, values: Tensor) -> Tensor:
         """Converts units of the return to the critic's."""

@@ -40,12 +40,17 @@ def model_card(spec: PolicySpec) -> str:
 
 
 def _actor_text(spec: PolicySpec) -> str:
-    if not spec.model.has_language_model:
-        return "a small feed-forward actor"
     steps = spec.model.acting_context_length
-    text = f"a language model that reads the last {steps} observation(s) as text"
+    text = "a small feed-forward actor"
+    if spec.model.has_language_model:
+        text = f"a language model that reads the last {steps} observation(s) as text"
+    elif steps > 1:
+        text += f" on the last {steps} observations"
     if steps > 1:
-        text += " (give the steps before as `history`, see `custom_models.history`)"
+        text += (
+            " (give the steps before as `history`, see `custom_models.history.RunningHistory`; "
+            "without it, each observation counts as the first of an episode)"
+        )
     if spec.base_model is not None:
         sha256 = spec.base_model.sha256[:12]
         text += f"; its base model {spec.base_model.name} (sha256 {sha256}…) is not in this folder"

@@ -107,10 +107,28 @@ class PolicyRunner:
                 f"({len(obs)}, {num_earlier}, {obs.shape[1]}), the actions taken at them, and for "
                 f"each episode how many there are"
             )
+        if self.action_spec.kind == "discrete":
+            actions = self._read_discrete(history)
+        else:
+            actions = np.asarray(history.actions, np.float32)
         earlier = hide(earlier, self.hidden)
         if self.normalizer is not None:
             earlier = self.normalizer(earlier.reshape(-1, obs.shape[1])).reshape(earlier.shape)
-        return history._replace(obs=np.concatenate([earlier, obs[:, None]], axis=1))
+        return History(
+            np.concatenate([earlier, obs[:, None]], axis=1), actions, np.asarray(history.num_steps)
+        )
+
+    def _read_discrete(self, history: History) -> npt.NDArray[np.int64]:
+        """The actions (B, K-1) of a history, those before its episode 0."""
+        given, size = np.asarray(history.actions), self.action_spec.size
+        length = given.shape[1]
+        missing = np.arange(length) < length - np.asarray(history.num_steps)[:, None]
+        actions = np.where(missing, 0, given).astype(np.int64)
+        if ((actions != given) & ~missing).any() or actions.min() < 0 or actions.max() >= size:
+            raise ObservationError(
+                f"the history holds an action that is none of 0 to {size - 1}, as the policy counts"
+            )
+        return actions
 
     def _read(self, observations: npt.ArrayLike) -> FloatArray:
         """Checked, flattened and normalised observations (B, O)."""

@@ -55,7 +55,8 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
     if not env.hide:
         return flat
-    [size] = flat.observation_space.shape or [0]
+    assert isinstance(flat.observation_space, gym.spaces.Box)
+    [size] = flat.observation_space.shape
     if max(env.hide) >= size:
         made.close()
         raise EnvError(

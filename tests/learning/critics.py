@@ -17,11 +17,13 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
+from rl_service.common.files import write_atomic
 from tests.learning.test_learning import machine
 
 ROOT = Path(__file__).parents[2]
@@ -66,15 +68,16 @@ class Task(NamedTuple):
     failed_below: float
 
 
+LUNAR, ACROBOT = "LunarLander-v3", "Acrobot-v1"
 NORMALISED = {"env.observation_filter": "MeanStdFilter", "env.normalize_returns": True}
 TASKS = {
-    "LunarLander-v3": Task(
+    LUNAR: Task(
         {"algorithm.gamma": 0.999, "algorithm.lambda_": 0.98, "stop.env_steps": 327_680},
         seeds=8,
         most_seeds=10,
         failed_below=200.0,
     ),
-    "Acrobot-v1": Task(
+    ACROBOT: Task(
         {
             **NORMALISED,
             "algorithm.gamma": 0.99,
@@ -212,30 +215,54 @@ def draw(results: Results) -> None:
 
 
 def table(results: Results) -> str:
-    """A row for each critic: the mean, the single seeds in order, and how many failed."""
-    lunar, acrobot = "LunarLander-v3", "Acrobot-v1"
-    lines = [
-        f"| critic | {lunar} | seeds | under 200 | at the end | {acrobot} | seeds |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for critic in CRITICS:
-        runs, others = (list(results[env].get(critic, {}).values()) for env in (lunar, acrobot))
-        scores = [run["return"] for run in runs]
-        failed = sum(score < TASKS[lunar].failed_below for score in scores)
-        last = np.mean([run["training_return"] for run in runs])
-        cells = [critic, *_summary(scores), str(failed), f"{last:.0f}"]
-        cells += _summary([run["return"] for run in others])
-        lines.append("| " + " | ".join(cells) + " |")
+    """The critics that have all their seeds; leads, which have not; and time in three tasks."""
+    whole = [critic for critic in CRITICS if _is_whole(results, critic)]
+    leads = [c for c in CRITICS if c not in whole and len(results[LUNAR].get(c, {})) > 1]
+    lines = _rows(results, whole)
+    if leads:
+        lines += ["", "Leads, with too few seeds to rely on:", "", *_rows(results, leads)]
     lines += ["", f"| time | {' | '.join(TASKS)} |", "|---|---|---|---|"]
     for critic in OF_TIME:
-        scores_of = [[run["return"] for run in results[env][critic].values()] for env in TASKS]
+        scores_of = [_scores(results, env, critic) for env in TASKS]
         cells = [f"{_summary(scores)[0]} ({len(scores)} seeds)" for scores in scores_of]
         lines.append("| " + " | ".join([critic, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
+def _is_whole(results: Results, critic: str) -> bool:
+    return all(len(results[e].get(critic, {})) >= TASKS[e].seeds for e in (LUNAR, ACROBOT))
+
+
+def _scores(results: Results, env: str, critic: str) -> list[float]:
+    return [run["return"] for run in _runs(results, env, critic)]
+
+
+def _runs(results: Results, env: str, critic: str) -> list[dict[str, Any]]:
+    """In the order of their seeds."""
+    runs = results.get(env, {}).get(critic, {})
+    return [runs[seed] for seed in sorted(runs, key=int)]
+
+
+def _rows(results: Results, critics: list[str]) -> list[str]:
+    """A row for each critic: the mean, the single seeds in order, and how many failed."""
+    lines = [
+        f"| critic | {LUNAR} | seeds | under 200 | at the end | {ACROBOT} | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for critic in critics:
+        runs, scores = _runs(results, LUNAR, critic), _scores(results, LUNAR, critic)
+        failed = sum(score < TASKS[LUNAR].failed_below for score in scores)
+        last = np.mean([run["training_return"] for run in runs])
+        cells = [critic, *_summary(scores), str(failed), f"{last:.0f}"]
+        cells += _summary(_scores(results, ACROBOT, critic))
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def _summary(scores: list[float]) -> tuple[str, str]:
     """Mean and standard error; single seeds."""
+    if len(scores) < 2:
+        return "–", " ".join(f"{score:.0f}" for score in scores)
     error = np.std(scores, ddof=1) / len(scores) ** 0.5
     return f"**{np.mean(scores):.0f}** ± {error:.0f}", " ".join(f"{score:.0f}" for score in scores)
 
@@ -247,11 +274,11 @@ def _draw_figure(results: Results) -> None:
 
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
-    rows = list(CRITICS)
+    rows = [critic for critic in CRITICS if _is_whole(results, critic)]
     panels: Any = figure.subplots(1, 2, sharey=True)
-    for axes, env in zip(panels, ("LunarLander-v3", "Acrobot-v1"), strict=True):
+    for axes, env in zip(panels, (LUNAR, ACROBOT), strict=True):
         for place, critic in enumerate(rows):
-            scores = [run["return"] for run in results[env].get(critic, {}).values()]
+            scores = _scores(results, env, critic)
             color = {MLP: "tab:gray", DEFAULT: "tab:blue"}.get(critic, "tab:orange")
             axes.plot(scores, [place] * len(scores), "o", color=color, alpha=0.5, markersize=5)
             axes.plot([np.mean(scores)], [place], "|", color="black", markersize=14)
@@ -269,12 +296,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs side by side")
-    parallel, console, results = parser.parse_args().parallel, Console(), read()
+    parallel, console, results, lock = parser.parse_args().parallel, Console(), read(), Lock()
 
     def run(job: Job) -> None:
-        found = train(job)
-        results.setdefault(job.env, {}).setdefault(job.critic, {})[str(job.seed)] = found
-        RAW.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        try:
+            found = train(job)
+        except subprocess.CalledProcessError as error:
+            console.print(*job, f"failed with status {error.returncode}")  # the others go on
+            return
+        with lock:
+            results.setdefault(job.env, {}).setdefault(job.critic, {})[str(job.seed)] = found
+            write_atomic(RAW, json.dumps(results, indent=1) + "\n")
         console.print(*job, found["return"])
 
     if parallel:

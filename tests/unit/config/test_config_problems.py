@@ -182,6 +182,11 @@ def test_a_context_of_an_actor_without_memory_is_refused() -> None:
         assert settings.model.acting_context_length == 8
 
 
+def test_actions_for_an_actor_without_memory_are_refused() -> None:
+    [problem] = problems("model.history_actions=true", model="mlp")
+    assert "history_actions=true is for an actor that remembers; set actor_net=stack" in problem
+
+
 def test_relative_time_needs_pairs_of_numbers_in_each_head() -> None:
     [problem] = problems("model.n_head=4", "model.n_embd=12")
     assert "n_embd / n_head = 3 is odd; use n_embd=24, or time=none" in problem

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from custom_models import kinds
-from custom_models.configs import MODELS, GPT2CriticConfig, MLPConfig, StrangersModelField
+from custom_models.configs import (
+    MODELS,
+    GPT2CriticConfig,
+    MLPConfig,
+    ModelField,
+    StrangersModelField,
+)
+from custom_models.model_config import ModelConfig
 from docs.examples.decoupled_ppo import Algorithm, DecoupledPPO
 from docs.examples.reward_critic import RewardCritic, RewardCriticNet
 from rl_service.common.errors import SettingsError
@@ -109,3 +117,46 @@ def test_a_strangers_file_imports_only_what_is_allowed(
     model = STRANGERS.validate_json(given)
     assert isinstance(model, MLPConfig)
     assert model.name == "stranger_x:Model"
+
+
+EARLIER_CRITIC = {
+    "context_length": 64,
+    "attention": "banded",
+    "n_layer": 2,
+    "n_head": 8,
+    "n_embd": 64,
+    "dropout": 0.0,
+    "n_positions": 1024,
+    "max_timesteps": 1024,
+    "pretrained": None,
+}
+"""As the releases before `model.time` wrote it, whether it was used or not."""
+
+
+@pytest.mark.parametrize("field", [ModelField, StrangersModelField])
+@pytest.mark.parametrize("attention", ["banded", "window"])
+@pytest.mark.parametrize("name", ["gpt2_critic", "mlp", "gpt2", "hidden_state"])
+def test_models_of_earlier_releases_keep_their_meaning(
+    name: str, attention: str, field: Any
+) -> None:
+    """By the critic's name: `gpt2_critic`, or that of a language model."""
+    critic = EARLIER_CRITIC | {"attention": attention}
+    if name == "gpt2_critic":
+        given: dict[str, Any] = {"name": name, **critic}
+    else:
+        unused = {} if name == "gpt2" else {"attention": "banded"}
+        given = {"name": "llm_policy", "critic": name, "gpt2_critic": critic | unused}
+    adapter: TypeAdapter[ModelConfig] = TypeAdapter(field)
+    settings = adapter.validate_python(given).gpt2_settings
+    assert adapter.validate_json(json.dumps(given)).gpt2_settings == settings
+    if name in ("mlp", "hidden_state"):
+        assert settings is None
+        return
+    assert settings is not None
+    expected = "approximate" if attention == "banded" else "window"
+    assert (settings.attention, settings.time, settings.num_timesteps) == (
+        expected,
+        "absolute",
+        1024,
+    )
+    assert (settings.history_actions, settings.context_length, settings.n_layer) == (True, 64, 2)

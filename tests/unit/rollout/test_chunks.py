@@ -88,9 +88,9 @@ def test_values_from_fragments_equal_those_of_the_whole_episode(
 
 @pytest.mark.parametrize(
     ("context_length", "minibatch", "expected"),
-    [(1, 128, 1), (2, 128, 16), (8, 128, 16), (64, 128, 31), (512, 128, 128), (8, 4, 3)],
+    [(1, 128, 1), (2, 128, 16), (8, 128, 16), (64, 128, 32), (512, 128, 128), (8, 4, 4)],
 )
-def test_a_minibatch_has_eight_chunks_unless_a_value_would_cost_more_than_three_steps(
+def test_a_minibatch_has_eight_chunks_of_half_a_context_or_more(
     context_length: int, minibatch: int, expected: int
 ) -> None:
     policy: Any = SimpleNamespace(

@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from custom_models.configs import GPT2CriticConfig
+from custom_models.configs import GPT2CriticConfig, MLPConfig
 from custom_models.history import History
-from rl_service.common.errors import EnvError
+from rl_service.common.errors import EnvError, ObservationError
 from rl_service.config.settings import EnvSettings
 from rl_service.policies import load_bundle
 from rl_service.policies.runner import critic_of
@@ -114,3 +114,27 @@ def test_recall_rewards_the_cue_of_the_first_step_alone(delay: int) -> None:
 def test_a_recall_without_a_delay_is_refused() -> None:
     with pytest.raises(EnvError, match="delay=0 leaves nothing to remember"):
         make_env(EnvSettings(id="Recall-v0", kwargs={"delay": 0}))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_stack_reads_a_history_of_any_number_type_and_refuses_actions_that_are_none(
+    env_id: str, tmp_path: Path, write_test_bundle: WriteTestBundle
+) -> None:
+    model = MLPConfig(actor_net="stack", actor_context_length=3, history_actions=True)
+    net = write_test_bundle(tmp_path / "b", env_id, model=model)
+    policy = load_bundle(tmp_path / "b")
+    obs = np.linspace(-0.5, 0.5, 3 * net.observation_size).reshape(1, 3, -1)
+    stale = 99 if env_id == "CartPole-v1" else 99.0  # of a step that was not in this episode
+    actions = np.array([[stale, 1]]) if env_id == "CartPole-v1" else np.array([[[stale], [0.5]]])
+    history = History(obs, actions, np.array([1]))
+    expected = policy.act(obs[:, -1], deterministic=True, history=history).dist_inputs
+    for other in (actions.astype(np.float32), actions.astype(np.float64)):
+        again = policy.act(obs[:, -1], deterministic=True, history=history._replace(actions=other))
+        np.testing.assert_array_equal(again.dist_inputs, expected)
+    first = policy.act(obs[:, -1], deterministic=True).dist_inputs
+    assert np.abs(first - expected).max() > 1e-6  # the history counts
+    if env_id == "CartPole-v1":
+        for wrong in (2, -1, 0.5):
+            bad = history._replace(actions=np.array([[0, wrong]]))
+            with pytest.raises(ObservationError, match="none of 0 to 1"):
+                policy.act(obs[:, -1], deterministic=True, history=bad)

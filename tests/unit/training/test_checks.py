@@ -151,6 +151,13 @@ def test_a_context_longer_than_the_pretrained_positions_is_refused(gpt2_folder: 
     assert "use at most 64" in problem
 
 
+def test_heads_of_odd_size_know_no_relative_time(tmp_path: Path) -> None:
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=6, n_positions=64, vocab_size=4)
+    GPT2Model(config).save_pretrained(tmp_path)
+    [problem] = pretrained_problems(tmp_path)
+    assert "has 3 per head; use time=none or time=absolute" in problem
+
+
 def test_truncated_weights_are_refused(gpt2_folder: Path) -> None:
     weights = gpt2_folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
