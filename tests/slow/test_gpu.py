@@ -61,6 +61,7 @@ LANGUAGE_MODEL = {
 MODELS = [
     {"name": "mlp"},
     {"name": "gpt2_critic", "context_length": 8},
+    {"name": "gpt2_critic", "context_length": 40, "n_layer": 2, "history_actions": True},
     LANGUAGE_MODEL,
     {**LANGUAGE_MODEL, "finetune": "lora", "critic": "hidden_state"},
 ]
