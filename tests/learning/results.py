@@ -21,8 +21,7 @@ episodes of the run's best policy; episode i starts from seed + i. *Reached at* 
 evaluation during training (10 episodes, other seeds) at or above the target. Runs may have shared
 their machine with others, so minutes and env steps/s are not a benchmark. Seeds 1, 2 and 3 share 18
 of their 20 episodes, so their returns are similar; newer runs use seeds 100 apart, which share
-none. The runs of the GPT-2 critic on LunarLander shared two cores with a test suite and were
-resumed twice, which affects only their minutes and speed.
+none.
 
 {machine}
 """
