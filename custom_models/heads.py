@@ -174,8 +174,7 @@ class StackActor(FeedForwardActor):
 
     def encode(self, history: History) -> Tensor:
         """(B, num_inputs): K observations, then K-1 actions."""
-        earlier = self.context_length - 1
-        missing = np.arange(earlier) < earlier - history.num_steps[:, None]  # (B, K-1)
+        missing = history.missing
         obs = np.array(history.obs, np.float32)
         obs[:, :-1][missing] = 0.0
         parts = [obs.reshape(len(obs), -1)]

@@ -20,6 +20,13 @@ class History(NamedTuple):
     num_steps: npt.NDArray[np.int64]
     """(B,) how many of the K-1 earlier steps are of the same episode; these are the last ones."""
 
+    @property
+    def missing(self) -> npt.NDArray[np.bool_]:
+        """(B, K-1) whether an earlier step is not of the same episode; its entries may be any."""
+        earlier = self.obs.shape[1] - 1
+        gone: npt.NDArray[np.bool_] = np.arange(earlier) < earlier - self.num_steps[:, None]
+        return gone
+
     def rows(self, rows: slice) -> History:
         """The histories of some of the episodes."""
         return History(self.obs[rows], self.actions[rows], self.num_steps[rows])

@@ -113,7 +113,7 @@ def _cut(
     plan = plan_chunks(
         context_rows(batch, segments),
         prefix_length=policy.num_context_steps,
-        chunk_length=policy.chunk_length,
+        chunk_length=chunk_length(policy),
     )
     chunks = gather_chunks(
         plan,
@@ -142,6 +142,19 @@ def critic_inputs(
         history = history_at(batch, segments, finals, actor.context_length)
         features[policy.to_device(finals)] = actor.features(actor.encode(history))
     return features
+
+
+def chunk_length(policy: ActorCriticPolicy) -> int:
+    """Values to aim at in a chunk: 1 without context, for single steps then.
+
+    A chunk also passes over K-1 steps of context, so it has half as many values at least, and a
+    value costs about three steps at most, where fragments and minibatches are long enough.
+    """
+    if policy.num_context_steps == 0:
+        return 1
+    minibatch: int = policy.algorithm.env_steps_per_critic_step
+    half = -(-policy.num_context_steps // 2)
+    return min(minibatch, max(1, minibatch // policy.minibatch_chunks, half))
 
 
 def _input_column(batch: Columns) -> str:

@@ -45,9 +45,6 @@ from rl_service.rollout.fragments import ACTOR_INPUTS, Columns, rows_from_view
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
-MINIBATCH_CHUNKS = 8
-"""Chunks that a minibatch of the critic is made of. Steps that follow each other teach nearly the
-same: the fewer chunks, the noisier the gradient."""
 
 
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
@@ -56,6 +53,8 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     On rollout workers it is only an actor: the critic, both optimisers and the statistics of the
     value targets are in the learner, and only the actor's weights travel.
     """
+
+    minibatch_chunks = 8  # of the critic: steps in a row teach nearly the same
 
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: Any
@@ -214,19 +213,6 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """
         algorithm = self.algorithm
         return generalized_advantages(batch, segments, values, algorithm.gamma, algorithm.lambda_)
-
-    @property
-    def chunk_length(self) -> int:
-        """Values to aim at in a chunk: 1 without context, for single steps then.
-
-        A chunk also passes over K-1 steps of context, so it has half as many values at least, and
-        a value costs about three steps at most, where fragments and minibatches are long enough.
-        """
-        if self.num_context_steps == 0:
-            return 1
-        minibatch: int = self.algorithm.env_steps_per_critic_step
-        half = -(-self.num_context_steps // 2)
-        return min(minibatch, max(1, minibatch // MINIBATCH_CHUNKS, half))
 
     def normalise_values(self, values: Tensor) -> Tensor:
         """Converts units of the return to the critic's."""

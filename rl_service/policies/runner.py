@@ -107,24 +107,24 @@ class PolicyRunner:
                 f"({len(obs)}, {num_earlier}, {obs.shape[1]}), the actions taken at them, and for "
                 f"each episode how many there are"
             )
-        if self.action_spec.kind == "discrete":
-            actions = self._read_discrete(history)
-        else:
-            actions = np.asarray(history.actions, np.float32)
         earlier = hide(earlier, self.hidden)
         if self.normalizer is not None:
             earlier = self.normalizer(earlier.reshape(-1, obs.shape[1])).reshape(earlier.shape)
-        return History(
-            np.concatenate([earlier, obs[:, None]], axis=1), actions, np.asarray(history.num_steps)
+        read = History(
+            np.concatenate([earlier, obs[:, None]], axis=1),
+            np.asarray(history.actions),
+            np.asarray(history.num_steps),
         )
+        if self.action_spec.kind == "discrete":
+            return read._replace(actions=self._read_discrete(read))
+        return read._replace(actions=read.actions.astype(np.float32, copy=False))
 
     def _read_discrete(self, history: History) -> npt.NDArray[np.int64]:
         """The actions (B, K-1) of a history, those before its episode 0."""
-        given, size = np.asarray(history.actions), self.action_spec.size
-        length = given.shape[1]
-        missing = np.arange(length) < length - np.asarray(history.num_steps)[:, None]
-        actions = np.where(missing, 0, given).astype(np.int64)
-        if ((actions != given) & ~missing).any() or actions.min() < 0 or actions.max() >= size:
+        size, missing = self.action_spec.size, history.missing
+        actions = np.where(missing, 0, history.actions).astype(np.int64)
+        wrong = (actions != history.actions) & ~missing
+        if wrong.any() or actions.min() < 0 or actions.max() >= size:
             raise ObservationError(
                 f"the history holds an action that is none of 0 to {size - 1}, as the policy counts"
             )
@@ -185,14 +185,15 @@ class CriticRunner:
         if self._normalizer is not None:
             obs = self._normalizer(obs.reshape(batch * length, -1)).reshape(obs.shape)
         back = np.arange(1 - length, 1)  # (K,)
-        there = -back <= history.num_steps[:, None]  # (B, K)
+        segment_ids = np.zeros((batch, length), np.int64)
+        segment_ids[:, :-1][history.missing] = PADDING_SEGMENT
         unseen = np.zeros_like(history.actions, shape=(batch, 1, *history.actions.shape[2:]))
         chunks = Chunks(
             obs=torch.from_numpy(obs),
             actions=torch.from_numpy(np.concatenate([history.actions, unseen], axis=1)),
             rewards=torch.zeros(batch, length),
             timesteps=torch.from_numpy((timesteps[:, None] + back).clip(0)),
-            segment_ids=torch.from_numpy(np.where(there, 0, PADDING_SEGMENT)),
+            segment_ids=torch.from_numpy(segment_ids),
         )
         outputs = self._critic(chunks, 1)[:, 0].numpy()
         return np.asarray(self._mean + self._std * outputs, np.float32)

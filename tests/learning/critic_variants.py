@@ -17,7 +17,8 @@ from rl_service.config.algorithms import PPOSettings
 
 
 class _Variant(GPT2CriticConfig):
-    learner_module: ClassVar[str] = "tests.learning.critic_variants"
+    implementation: ClassVar[str] = f"{__name__}:VariantNet"
+    learner_module: ClassVar[str] = __name__
     critic_class: ClassVar[type[GPT2Critic]] = GPT2Critic
 
 
@@ -55,42 +56,39 @@ class ForgetfulCritic(GPT2Critic):
         return super().forward(chunks, num_values)
 
 
-class FirstLayerCritic(GPT2Critic):
-    """The first layer alone looks back."""
+class OneLayerCritic(GPT2Critic):
+    """One of the layers alone looks back."""
+
+    layer: ClassVar[int]
 
     def __init__(self, config: Any, observation_size: int, action_spec: ActionSpec) -> None:
         super().__init__(config, observation_size, action_spec)
-        self.reaches = (self.context_length, *[1] * (len(self.trunk.h) - 1))
+        reaches = [1] * len(self.trunk.h)
+        reaches[self.layer] = self.context_length
+        self.reaches = tuple(reaches)
 
 
-class LastLayerCritic(GPT2Critic):
-    """The last layer alone looks back."""
-
-    def __init__(self, config: Any, observation_size: int, action_spec: ActionSpec) -> None:
-        super().__init__(config, observation_size, action_spec)
-        self.reaches = (*[1] * (len(self.trunk.h) - 1), self.context_length)
+class FirstLayerCritic(OneLayerCritic):
+    layer: ClassVar[int] = 0
 
 
-_NET = "tests.learning.critic_variants:VariantNet"
+class LastLayerCritic(OneLayerCritic):
+    layer: ClassVar[int] = -1
 
 
 class Shortcut(_Variant):
-    implementation: ClassVar[str] = _NET
     critic_class: ClassVar[type[GPT2Critic]] = ShortcutCritic
 
 
 class Forgetful(_Variant):
-    implementation: ClassVar[str] = _NET
     critic_class: ClassVar[type[GPT2Critic]] = ForgetfulCritic
 
 
 class FirstLayer(_Variant):
-    implementation: ClassVar[str] = _NET
     critic_class: ClassVar[type[GPT2Critic]] = FirstLayerCritic
 
 
 class LastLayer(_Variant):
-    implementation: ClassVar[str] = _NET
     critic_class: ClassVar[type[GPT2Critic]] = LastLayerCritic
 
 
@@ -109,16 +107,13 @@ class WarmUpPPO(PPO):
 
 
 class WarmUp(PPOSettings):
-    implementation: ClassVar[str] = "tests.learning.critic_variants:WarmUpPPO"
+    implementation: ClassVar[str] = f"{__name__}:WarmUpPPO"
 
 
 class OneStretchPolicy(PPOPolicy):
     """A minibatch of the critic is one stretch of one environment."""
 
-    @property
-    def chunk_length(self) -> int:
-        minibatch: int = self.algorithm.minibatch_size
-        return minibatch
+    minibatch_chunks = 1
 
 
 class OneStretchPPO(PPO):
@@ -128,4 +123,4 @@ class OneStretchPPO(PPO):
 
 
 class OneStretch(PPOSettings):
-    implementation: ClassVar[str] = "tests.learning.critic_variants:OneStretchPPO"
+    implementation: ClassVar[str] = f"{__name__}:OneStretchPPO"

@@ -12,15 +12,21 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def train(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Runs `rl-service train` into a folder; returns its `--json` object."""
+def train(folder: Path, *arguments: str, ray_address: str = "") -> dict[str, Any]:
+    """Runs `rl-service train` into a folder; returns its `--json` object.
+
+    Args:
+        folder: of the run.
+        arguments: of the command.
+        ray_address: of a Ray to share; by default the command starts its own.
+    """
     done = subprocess.run(
         [
             *(sys.executable, "-m", "rl_service.cli", "train", *arguments),
             *("--json", "-o", str(folder)),
         ],
         cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": ""},
+        env={**os.environ, "RAY_ADDRESS": ray_address},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
