@@ -53,19 +53,55 @@ class MLPConfig(SmallActorSettings, ModelConfig):
 
 
 class GPT2CriticConfig(GPT2CriticSettings, SmallActorSettings, ModelConfig):
-    """A small feed-forward actor, and a GPT-2 as the critic."""
+    """A small actor, and a GPT-2 as the critic."""
 
     kind: ClassVar[str] = "gpt2_critic"
     implementation: ClassVar[str] = "custom_models.nets:GPT2CriticNet"
     learner_module: ClassVar[str] = "custom_models.gpt2_critic"
 
+    actor_net: Literal["mlp", "stack", "gpt2"] = "mlp"  # type: ignore[assignment]  # one more
+    """`mlp` reads the current observation only. `stack` reads the last observations side by side,
+    with zeros before the first one. Both are MLPs of `hidden_sizes`. `gpt2` reads them with a GPT-2
+    of its own, of `n_layer`, `n_head` and `n_embd`, in one causal pass with relative time and no
+    dropout."""
     activation: Literal["tanh", "relu"] = "relu"
     activate_last: bool = False
 
+    @model_validator(mode="after")
+    def _check_actor(self) -> GPT2CriticConfig:
+        if self.actor_gpt2 is None:
+            return self
+        problems = self.actor_gpt2.size_problems()
+        if self.pretrained is not None:
+            problems.append(
+                "an actor has no pretrained weights, and pretrained gives the critic sizes of its "
+                "own; leave one of the two out"
+            )
+        if problems:
+            raise ValueError(f"actor_net=gpt2: {'; '.join(problems)}")
+        return self
+
+    @property
+    def actor_gpt2(self) -> GPT2CriticSettings | None:
+        if self.actor_net != "gpt2":
+            return None
+        length = self.acting_context_length
+        return GPT2CriticSettings.model_construct(
+            context_length=length,
+            history_actions=self.history_actions,
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            n_embd=self.n_embd,
+            n_positions=length * self.tokens_per_step,
+        )
+
     def max_weights(self, num_inputs: int, num_outputs: int) -> int:
+        critic = self.max_critic_weights(num_inputs, num_outputs)
+        if self.actor_gpt2 is not None:
+            head = 2 * (self.n_embd + 1) * num_outputs
+            return critic + head + self.actor_gpt2.max_critic_weights(num_inputs, num_outputs)
         actor_inputs = self.num_actor_inputs(num_inputs, num_outputs)
-        actor = num_feed_forward_weights(actor_inputs, self.hidden_sizes, num_outputs)
-        return actor + self.max_critic_weights(num_inputs, num_outputs)
+        return critic + num_feed_forward_weights(actor_inputs, self.hidden_sizes, num_outputs)
 
     @property
     def gpt2_settings(self) -> GPT2CriticSettings:

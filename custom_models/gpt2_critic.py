@@ -13,28 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from custom_models.attention import Ring, rotations, split_reach
 from custom_models.heads import orthogonal_linear
 from custom_models.interfaces import PADDING_SEGMENT, Chunks, Critic
 from custom_models.model_config import GPT2CriticSettings
 from custom_models.spaces import ActionSpec
-from custom_models.transformer import GPT2Trunk, load_gpt2, rotations, split_reach
+from custom_models.transformer import GPT2Trunk, load_gpt2
 
 
-class GPT2Critic(Critic):
-    """Value of a step from the K steps that end in it.
+class StepReader(nn.Module):
+    """Embeds steps as tokens and reads them with a GPT-2.
 
-    `attention="banded"` makes one causal pass in which the layers together look back K steps.
-    `attention="window"` recomputes the window of every value from the embeddings, in which each
-    layer sees all: the paper's function. In both, a value depends on nothing else.
-    `attention="approximate"` makes one causal pass in which each layer looks back K steps, so that
-    a value also depends on earlier ones, as far as they are in its chunk. With one layer all three
-    are the same.
+    Args:
+        config: sizes, and what a step is.
+        observation_size: O.
+        action_spec: the actions.
     """
 
     def __init__(
         self, config: GPT2CriticSettings, observation_size: int, action_spec: ActionSpec
     ) -> None:
-        """Builds the critic; a pretrained trunk decides its own size.
+        """Builds it; a pretrained trunk decides its own size.
 
         Raises:
             FileNotFoundError: if `config.pretrained` holds no GPT-2.
@@ -43,8 +42,6 @@ class GPT2Critic(Critic):
         """
         super().__init__()
         self.context_length = config.context_length
-        self.attention = config.attention
-        self.steps_per_value = config.context_length if config.attention == "window" else 1
         self.trunk = GPT2Trunk(load_gpt2(config))
         if config.num_tokens > self.trunk.n_positions:
             raise ValueError(
@@ -76,25 +73,8 @@ class GPT2Critic(Critic):
             if isinstance(embedding, nn.Embedding):
                 nn.init.normal_(embedding.weight, std=0.02)
         self.embed_ln = nn.LayerNorm(width)
-        self.value_head = orthogonal_linear(width, 1, 1.0)
 
-    @property
-    def sizes_without_folder(self) -> dict[str, Any]:
-        """Settings that build it without its original folder; none if it needs that folder."""
-        trunk = self.trunk
-        if not trunk.is_plain:
-            return {}
-        sizes = {"n_layer": len(trunk.h), "n_head": trunk.n_head, "n_embd": trunk.n_embd}
-        return {"pretrained": None, "n_positions": trunk.n_positions, **sizes}
-
-    def forward(self, chunks: Chunks, num_values: int) -> Tensor:
-        """Values (B, num_values) of the last `num_values` steps of each chunk."""
-        tokens = self._embed(chunks)  # (B, T, n, C)
-        if self.attention == "window":
-            return self._window_values(tokens, chunks.segment_ids, num_values)
-        return self._values(tokens, chunks.segment_ids, num_values)
-
-    def _embed(self, chunks: Chunks) -> Tensor:
+    def embed(self, chunks: Chunks) -> Tensor:
         """Token embeddings (B, T, n, C) of each step: its state and, with actions, its action."""
         parts = [self.embed_state(chunks.obs)]  # (B, T, C) each
         if self.reads_actions:
@@ -107,17 +87,70 @@ class GPT2Critic(Critic):
         return tokens
 
     def embed_actions(self, chunks: Chunks) -> Tensor:
-        """(B, T, C) what is known of a step after its action; its own value does not see it."""
+        """(B, T, C) what is known of a step after its action; its own output does not see it."""
         embedded: Tensor = self.embed_action(chunks.actions)
         return embedded
 
-    def _values(self, tokens: Tensor, segment_ids: Tensor, num_values: int) -> Tensor:
-        """One pass over (B, T) steps; values (B, num_values) at the last state tokens."""
+    def read(
+        self, tokens: Tensor, segment_ids: Tensor, num_outputs: int, rings: list[Ring] | None = None
+    ) -> Tensor:
+        """One pass over (B, T) steps; hidden states (B, num_outputs, C) at the last state tokens.
+
+        Args:
+            tokens: of `embed`.
+            segment_ids: (B, T) episode of each step.
+            num_outputs: of each chunk.
+            rings: of each layer, which take its keys and values.
+        """
         turns = None
         if self.relative_time:
-            size = self.trunk.head_size
-            turns = rotations(tokens.shape[1], size, self.context_length, tokens.device)
-        hidden = self.trunk(tokens, segment_ids, self.reaches, num_values, turns)
+            turns = self.turns(torch.arange(tokens.shape[1], device=tokens.device))
+            turns = turns.repeat_interleave(tokens.shape[2], 0)
+        return self.trunk(tokens, segment_ids, self.reaches, num_outputs, turns, rings)  # type: ignore[no-any-return]
+
+    def turns(self, steps: Tensor) -> Tensor:
+        """Rotations (..., 1, D/2) of steps (...,), for relative time."""
+        return rotations(steps, self.trunk.head_size, self.context_length)
+
+
+class GPT2Critic(StepReader, Critic):
+    """Value of a step from the K steps that end in it.
+
+    `attention="banded"` makes one causal pass in which the layers together look back K steps.
+    `attention="window"` recomputes the window of every value from the embeddings, in which each
+    layer sees all: the paper's function. In both, a value depends on nothing else.
+    `attention="approximate"` makes one causal pass in which each layer looks back K steps, so that
+    a value also depends on earlier ones, as far as they are in its chunk. With one layer all three
+    are the same.
+    """
+
+    def __init__(
+        self, config: GPT2CriticSettings, observation_size: int, action_spec: ActionSpec
+    ) -> None:
+        super().__init__(config, observation_size, action_spec)
+        self.attention = config.attention
+        self.steps_per_value = config.context_length if config.attention == "window" else 1
+        self.value_head = orthogonal_linear(self.trunk.n_embd, 1, 1.0)
+
+    @property
+    def sizes_without_folder(self) -> dict[str, Any]:
+        """Settings that build it without its original folder; none if it needs that folder."""
+        trunk = self.trunk
+        if not trunk.is_plain:
+            return {}
+        sizes = {"n_layer": len(trunk.h), "n_head": trunk.n_head, "n_embd": trunk.n_embd}
+        return {"pretrained": None, "n_positions": trunk.n_positions, **sizes}
+
+    def forward(self, chunks: Chunks, num_values: int) -> Tensor:
+        """Values (B, num_values) of the last `num_values` steps of each chunk."""
+        tokens = self.embed(chunks)  # (B, T, n, C)
+        if self.attention == "window":
+            return self._window_values(tokens, chunks.segment_ids, num_values)
+        return self._values(tokens, chunks.segment_ids, num_values)
+
+    def _values(self, tokens: Tensor, segment_ids: Tensor, num_values: int) -> Tensor:
+        """One pass over (B, T) steps; values (B, num_values) at the last state tokens."""
+        hidden = self.read(tokens, segment_ids, num_values)
         values: Tensor = self.value_head(hidden).squeeze(-1)
         return values  # (B, num_values)
 

@@ -109,6 +109,15 @@ class GaussianHead(nn.Module):
         return torch.cat([mean, log_std], dim=-1)  # (B, 2A)
 
 
+def policy_head(
+    in_features: int, action_spec: ActionSpec, log_std: str, log_std_init: float
+) -> CategoricalHead | GaussianHead:
+    """From features (..., in_features) to `dist_inputs`."""
+    if action_spec.kind == "discrete":
+        return CategoricalHead(in_features, action_spec.size)
+    return GaussianHead(in_features, action_spec, log_std, log_std_init)
+
+
 class FeedForwardActor(Actor):
     """Observation (B, O) -> `dist_inputs` (B, num_dist_inputs)."""
 
@@ -126,11 +135,7 @@ class FeedForwardActor(Actor):
         super().__init__()
         self.body = feed_forward(observation_size, hidden_sizes, activation, activate_last)
         width = hidden_sizes[-1] if hidden_sizes else observation_size
-        self.head: nn.Module
-        if action_spec.kind == "discrete":
-            self.head = CategoricalHead(width, action_spec.size)
-        else:
-            self.head = GaussianHead(width, action_spec, log_std, log_std_init)
+        self.head = policy_head(width, action_spec, log_std, log_std_init)
 
     def encode(self, history: History) -> Tensor:
         """The current observations, and nothing else."""

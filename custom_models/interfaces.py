@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +17,17 @@ class Actor(nn.Module):
     """A policy's net in two parts; an update runs only the second.
 
     `encode` turns what was seen at a step into the *input*, from which `forward` computes the
-    action distribution. No gradient passes through `encode`.
+    action distribution. No gradient passes through `encode`. The inputs of an actor that
+    `reads_chunks` are `Chunks`: an update then runs over whole sequences, each step once.
     """
 
     context_length: int = 1
     """K: observations that it reads, the current one included."""
     num_inputs: int | None = None
-    """Entries of a step's input; None if it is the current observation itself."""
+    """Entries of a step's input; None if it is made of what each row holds anyway."""
+    reads_chunks: bool = False
+    """Whether its inputs are `Chunks`, each of which holds K-1 steps of context first. It may read
+    neither rewards nor time steps, which are zero when it acts."""
     feature_size: int = 0
     """Width of `features`; 0 if the actor has none."""
     repeats_its_work: bool = True
@@ -42,12 +48,23 @@ class Actor(nn.Module):
         return True
 
     @abstractmethod
-    def encode(self, history: History) -> Tensor:
-        """Inputs (B, I) of B steps, on the device of the weights."""
+    def encode(self, history: History) -> Any:
+        """Inputs (B, I) of B steps, or chunks (B, K), on the device of the weights."""
 
     @abstractmethod
-    def forward(self, inputs: Tensor) -> Tensor:
-        """`dist_inputs` (B, num_dist_inputs) from inputs (B, I)."""
+    def forward(self, inputs: Any) -> Tensor:
+        """`dist_inputs`: (B, D) from inputs (B, I), or (B, T-K+1, D) from chunks (B, T)."""
+
+    def decide(self, history: History) -> Tensor:
+        """`dist_inputs` (B, D) of B steps."""
+        return self(self.encode(history)).flatten(0, -2)  # type: ignore[no-any-return]
+
+    def open_cache(self) -> ActingCache | None:
+        """What saves work when the same weights act step after step; None if nothing does.
+
+        It makes no inputs, so it is for actors whose `num_inputs` is None.
+        """
+        return None
 
     def features(self, inputs: Tensor) -> Tensor:
         """Features (B, feature_size) of the actor that a critic may read, without a gradient."""
@@ -72,6 +89,19 @@ class Actor(nn.Module):
         self.load_state_dict(weights, strict=False)
 
 
+class ActingCache(ABC):
+    """Acts for E envs step by step, and keeps what it computed; for one set of weights."""
+
+    @abstractmethod
+    def decide(self, history: History) -> Tensor:
+        """`dist_inputs` (B, D) of the next step, as the actor's own `decide`.
+
+        Args:
+            history: of all E envs, always in the same order; or of some of them, which is slow.
+                The first call is for all.
+        """
+
+
 PADDING_SEGMENT = -1
 """Segment id of padding rows, which no step ever sees."""
 
@@ -93,6 +123,26 @@ class Chunks(NamedTuple):
     """(B, T) steps since the episode's reset."""
     segment_ids: Tensor
     """(B, T) one id per unbroken stretch of an episode, `PADDING_SEGMENT` for padding."""
+
+    @classmethod
+    def of_history(cls, history: History, timesteps: npt.NDArray[np.int64]) -> Chunks:
+        """The K steps of B histories, on the CPU; rewards are not known and zero.
+
+        Args:
+            history: of B episodes.
+            timesteps: (B,) env steps since the reset, at the last observation.
+        """
+        batch, length = history.obs.shape[:2]
+        segment_ids = np.zeros((batch, length), np.int64)
+        segment_ids[:, :-1][history.missing] = PADDING_SEGMENT
+        unseen = np.zeros_like(history.actions, shape=(batch, 1, *history.actions.shape[2:]))
+        return cls(
+            obs=torch.from_numpy(history.obs),
+            actions=torch.from_numpy(np.concatenate([history.actions, unseen], axis=1)),
+            rewards=torch.zeros(batch, length),
+            timesteps=torch.from_numpy((timesteps[:, None] + np.arange(1 - length, 1)).clip(0)),
+            segment_ids=torch.from_numpy(segment_ids),
+        )
 
 
 class Critic(nn.Module):

@@ -69,6 +69,17 @@ class ModelConfig(Kind):
         return False
 
     @property
+    def actor_gpt2(self) -> GPT2CriticSettings | None:
+        """Settings of the actor if it is a GPT-2 that an update runs over sequences."""
+        return None
+
+    @property
+    def num_shipped_steps(self) -> int:
+        """Earlier steps that come with a fragment, for whichever net needs more."""
+        acting = 0 if self.actor_gpt2 is None else self.acting_context_length - 1
+        return max(self.num_context_steps, acting)
+
+    @property
     def critic_reads_features(self) -> bool:
         """Whether the critic reads the actor's features in place of observations."""
         return False
@@ -118,7 +129,7 @@ class SmallActorSettings(Group):
 
     actor_net: Literal["mlp", "stack"] = "mlp"
     """`mlp` reads the current observation only. `stack` reads the last observations side by side,
-    with zeros before the first one. Both are MLPs."""
+    with zeros before the first one. Both are MLPs of `hidden_sizes`."""
     actor_context_length: Annotated[int, Field(gt=1, le=1024)] | None = None
     """Observations that an actor that remembers reads, the current one included. None: 8."""
     history_actions: bool = False
@@ -205,12 +216,13 @@ class GPT2CriticSettings(Group):
                 f"or leave it out"
             )
         if self.pretrained is None:
-            problems += self._size_problems()
+            problems += self.size_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def _size_problems(self) -> list[str]:
+    def size_problems(self) -> list[str]:
+        """Which sizes of a GPT-2 that is built here do not fit each other."""
         problems = []
         if self.n_embd % self.n_head:
             problems.append(
@@ -221,7 +233,7 @@ class GPT2CriticSettings(Group):
         elif self.time == "relative" and self.n_embd // self.n_head % 2:
             problems.append(
                 f"time=relative turns pairs of a head's numbers, and n_embd / n_head = "
-                f"{self.n_embd // self.n_head} is odd; use n_embd={2 * self.n_embd}, or time=none"
+                f"{self.n_embd // self.n_head} is odd; use n_embd={2 * self.n_embd}"
             )
         if self.num_tokens > self.n_positions:
             problems.append(

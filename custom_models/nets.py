@@ -17,7 +17,7 @@ _ACTOR, _CRITIC = "actor.", "critic."
 
 
 class ActorCritic(nn.Module):
-    """Base class of all kinds: a small feed-forward actor, and a critic that the kind builds.
+    """Base class of all kinds: a small actor, and a critic that the kind builds.
 
     The actor sees the last `config.acting_context_length` observations of an episode; the critic
     sees as many earlier steps as `config.num_context_steps` says.
@@ -51,12 +51,16 @@ class ActorCritic(nn.Module):
     @classmethod
     def build_actor(cls, config: Any, observation_size: int, action_spec: ActionSpec) -> Actor:
         """Builds only the actor, which is all that a trained policy needs to act."""
+        noise = {"log_std": config.log_std, "log_std_init": config.log_std_init}
+        if config.actor_gpt2 is not None:
+            from custom_models.gpt2_actor import GPT2Actor  # transformers takes seconds to import
+
+            return GPT2Actor(config.actor_gpt2, observation_size, action_spec, **noise)
         shape = {
             "hidden_sizes": config.hidden_sizes,
             "activation": config.activation,
             "activate_last": config.activate_last,
-            "log_std": config.log_std,
-            "log_std_init": config.log_std_init,
+            **noise,
         }
         if config.acting_context_length == 1:
             return FeedForwardActor(observation_size, action_spec, **shape)
@@ -82,9 +86,9 @@ class ActorCritic(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The actor's `dist_inputs` (B, num_dist_inputs)."""
-        dist_inputs: Tensor = self.actor(inputs)
+    def forward(self, inputs: Any) -> Tensor:
+        """The actor's `dist_inputs` (B, num_dist_inputs), for what it made of B histories."""
+        dist_inputs: Tensor = self.actor(inputs).flatten(0, -2)
         return dist_inputs
 
     @property
@@ -144,7 +148,7 @@ class MLP(ActorCritic):
 
 
 class GPT2CriticNet(ActorCritic):
-    """The kind `gpt2_critic`: a small feed-forward actor and a GPT-2 critic."""
+    """The kind `gpt2_critic`: a small actor and a GPT-2 critic."""
 
     config: GPT2CriticConfig
 

@@ -1,8 +1,8 @@
 """ModelV2 adapter: RLlib's view of the nets. No maths here.
 
 What a net needs beyond the current observation is asked for as *view requirements*, RLlib's
-trajectory view: K-1 earlier steps of the same episode. A critic asks once per fragment and never
-for action computation, an actor at each step and for nothing else. RLlib's sampler and
+trajectory view: K-1 earlier steps of the same episode. To act, an actor asks at each step; to
+learn, a critic and an actor that reads chunks ask once per fragment. RLlib's sampler and
 `rl_service.rollout.worker` both honour them.
 """
 
@@ -59,10 +59,10 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
             ActionSpec.from_space(action_space),
             with_critic=with_critic,
         )
-        self._require_context(config.num_context_steps)
+        self._require_context(config.num_shipped_steps)
         self._require_history(config.acting_context_length - 1)
-        self.last_inputs: Tensor | None = None
-        """(B, I) what the last `forward` computed its distribution from."""
+        self.last_inputs: Any = None
+        """What the last `forward` computed its distribution from."""
 
     view_requirements: dict[str, ViewRequirement]
 

@@ -37,15 +37,15 @@ class A2CPolicy(ActorCriticPolicy):
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
         rows = self.with_normalised_advantages(batch.actor)
         stats = {"actor_lr": self.set_lr("actor", self.algorithm.actor_lr)}
-        stats["policy_loss"] = float(-(rows.advantages * rows.action_logp).mean())
-        stats["entropy"] = float(self.sampling_distribution(rows).entropy().mean())
+        stats["policy_loss"] = float(-rows.mean(rows.advantages * rows.action_logp))
+        stats["entropy"] = float(rows.mean(self.sampling_distribution(rows).entropy()))
         return stats | {"grad_norm_actor": float(self.steps["actor"](rows).grad_norm)}
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
         dist = self.action_distribution(rows.inputs)
-        loss: Tensor = -(rows.advantages * dist.log_prob(rows.actions)).mean()
+        loss = -rows.mean(rows.advantages * dist.log_prob(rows.actions))
         if self.algorithm.entropy_coeff:
-            loss = loss - self.algorithm.entropy_coeff * dist.entropy().mean()
+            loss = loss - self.algorithm.entropy_coeff * rows.mean(dist.entropy())
         return loss
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +11,14 @@ import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
-from custom_models.interfaces import PADDING_SEGMENT, Chunks
+from custom_models.interfaces import Actor, Chunks
+from rl_service.algorithms.chunks import (
+    ChunkPlan,
+    actor_chunk_length,
+    critic_chunk_length,
+    gather_chunks,
+    plan_chunks,
+)
 from rl_service.algorithms.optimizer import map_columns
 from rl_service.rollout.fragments import (
     ACTOR_INPUTS,
@@ -28,13 +34,15 @@ if TYPE_CHECKING:
 
 STEPS_PER_PASS = 8192
 """Bound on the steps passed over at once without gradients, for memory."""
-IntArray = npt.NDArray[np.int64]
 
 
 class ActorRows(NamedTuple):
-    """The step rows, in any order: what the actor's loss needs. N rows."""
+    """The step rows, in any order: what the actor's loss needs. N rows.
 
-    inputs: Tensor
+    For an actor that reads chunks, each row is a chunk of C steps: columns are (N, C, ...).
+    """
+
+    inputs: Tensor | Chunks
     """(N, I) what the actor computes its distribution from: see `custom_models.interfaces`."""
     actions: Tensor
     """(N,) or (N, A)"""
@@ -44,6 +52,33 @@ class ActorRows(NamedTuple):
     """(N, num_dist_inputs) of the policy that sampled."""
     advantages: Tensor
     """(N,)"""
+    loss_mask: Tensor | None = None
+    """(N, C) true where a chunk has a step to learn from; None: every row is one."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps to learn from."""
+        return len(self.actions) if self.loss_mask is None else int(self.loss_mask.sum())
+
+    def ratio(self, log_prob: Tensor) -> Tensor:
+        """How much likelier each action is now, given its log-probability; 1 where no step is."""
+        change = log_prob - self.action_logp
+        if self.loss_mask is not None:
+            change = change.masked_fill(~self.loss_mask, 0.0)  # before it may overflow
+        return change.exp()
+
+    def mean(self, column: Tensor) -> Tensor:
+        """Mean over the steps, a scalar, of one number for each."""
+        if self.loss_mask is None:
+            return column.mean()
+        mean: Tensor = (column * self.loss_mask).sum() / self.loss_mask.sum().clamp(min=1)
+        return mean
+
+    def with_normalised_advantages(self) -> ActorRows:
+        """Advantages of mean 0 and deviation 1 over the steps."""
+        steps = self.advantages if self.loss_mask is None else self.advantages[self.loss_mask]
+        spread = steps.std(correction=0) + 1e-8
+        return self._replace(advantages=(self.advantages - steps.mean()) / spread)
 
 
 class CriticChunks(NamedTuple):
@@ -97,7 +132,7 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     advantages, targets = policy.advantages(batch, segments, values)
     asked_rows = plan.asked_rows
     return LearnerBatch(
-        actor=policy.in_own_precision(_actor_rows(policy, batch, advantages)),
+        actor=policy.in_own_precision(_actor_rows(policy, batch, segments, advantages)),
         critic=CriticChunks(
             chunks=chunks,
             loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),
@@ -112,18 +147,28 @@ def _cut(
 ) -> tuple[ChunkPlan, Chunks]:
     plan = plan_chunks(
         context_rows(batch, segments),
-        prefix_length=policy.num_context_steps,
-        chunk_length=chunk_length(policy),
+        prefix_length=policy.net.config.num_context_steps,
+        chunk_length=critic_chunk_length(policy),
     )
-    chunks = gather_chunks(
+    inputs = critic_inputs(policy, batch, segments)
+    return plan, _gather(policy, plan, inputs, batch, segments)
+
+
+def _gather(
+    policy: ActorCriticPolicy,
+    plan: ChunkPlan,
+    obs: Tensor,
+    batch: Columns,
+    segments: npt.NDArray[np.int64],
+) -> Chunks:
+    return gather_chunks(
         plan,
-        critic_inputs(policy, batch, segments),
+        obs,
         policy.to_device(batch[SampleBatch.ACTIONS]),
         policy.to_device(batch[SampleBatch.REWARDS]),
         policy.to_device(batch[SampleBatch.T]),
         policy.to_device(segments),
     )
-    return plan, chunks
 
 
 def critic_inputs(
@@ -144,27 +189,19 @@ def critic_inputs(
     return features
 
 
-def chunk_length(policy: ActorCriticPolicy) -> int:
-    """Values to aim at in a chunk: 1 without context, for single steps then.
-
-    A chunk also passes over K-1 steps of context, so it has half as many values at least, and a
-    value costs about three steps at most, where fragments and minibatches are long enough.
-    """
-    if policy.num_context_steps == 0:
-        return 1
-    minibatch: int = policy.algorithm.env_steps_per_critic_step
-    half = -(-policy.num_context_steps // 2)
-    return min(minibatch, max(1, minibatch // policy.minibatch_chunks, half))
-
-
 def _input_column(batch: Columns) -> str:
     return ACTOR_INPUTS if ACTOR_INPUTS in batch else str(SampleBatch.OBS)
 
 
 def _actor_rows(
-    policy: ActorCriticPolicy, batch: Columns, advantages: npt.NDArray[np.float32]
+    policy: ActorCriticPolicy,
+    batch: Columns,
+    segments: npt.NDArray[np.int64],
+    advantages: npt.NDArray[np.float32],
 ) -> ActorRows:
     mask = batch[LOSS_MASK]
+    if policy.net.actor.reads_chunks:
+        return _actor_chunks(policy, batch, segments, advantages)
     return ActorRows(
         inputs=policy.to_device(batch[_input_column(batch)][mask]),
         actions=policy.to_device(batch[SampleBatch.ACTIONS][mask]),
@@ -172,6 +209,38 @@ def _actor_rows(
         dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][mask]),
         advantages=policy.to_device(advantages[mask]),
     )
+
+
+def _actor_chunks(
+    policy: ActorCriticPolicy,
+    batch: Columns,
+    segments: npt.NDArray[np.int64],
+    advantages: npt.NDArray[np.float32],
+) -> ActorRows:
+    plan = plan_chunks(
+        ~batch[LOSS_MASK],
+        prefix_length=policy.net.actor.context_length - 1,
+        chunk_length=actor_chunk_length(policy),
+    )
+    obs, rows = policy.to_device(batch[SampleBatch.OBS]), plan.asked_rows
+    return ActorRows(
+        inputs=_gather(policy, plan, obs, batch, segments),
+        actions=policy.to_device(batch[SampleBatch.ACTIONS][rows]),
+        action_logp=policy.to_device(batch[SampleBatch.ACTION_LOGP][rows]),
+        dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][rows]),
+        advantages=policy.to_device(advantages[rows]),
+        loss_mask=policy.to_device(plan.asked),
+    )
+
+
+@torch.no_grad()
+def compute_dist_inputs(actor: Actor, inputs: Tensor | Chunks) -> Tensor:
+    """What the actor computes for all rows, chunks in slices that bound memory."""
+    if isinstance(inputs, Tensor):
+        return actor(inputs)  # type: ignore[no-any-return]
+    per_pass = max(1, STEPS_PER_PASS // inputs.obs.shape[1])
+    slices = zip(*(column.split(per_pass) for column in inputs), strict=True)
+    return torch.cat([actor(Chunks(*columns)) for columns in slices])
 
 
 @torch.no_grad()
@@ -201,75 +270,6 @@ def _scatter(
     out = np.zeros(num_rows, np.float32)
     out[plan.asked_rows[plan.asked]] = values[plan.asked]
     return out
-
-
-@dataclass(frozen=True)
-class ChunkPlan:
-    """M chunks of P prefix rows and C rows whose values are needed."""
-
-    rows: IntArray
-    """(M, P + C) row index of each place, clipped at the ends of the batch."""
-    inside: npt.NDArray[np.bool_]
-    """(M, P + C) false if the place has no row."""
-    asked: npt.NDArray[np.bool_]
-    """(M, C) whether the value of this row comes from this chunk."""
-
-    @property
-    def num_values(self) -> int:
-        """C."""
-        return int(self.asked.shape[1])
-
-    @property
-    def asked_rows(self) -> IntArray:
-        """(M, C) rows of the last C places."""
-        return self.rows[:, -self.num_values :]
-
-
-def plan_chunks(context: npt.NDArray[np.bool_], prefix_length: int, chunk_length: int) -> ChunkPlan:
-    """Covers every row that is not context by exactly one chunk.
-
-    Runs between context rows are cut into pieces of nearly equal length, so that a run slightly
-    longer than `chunk_length` does not cost a whole extra chunk.
-
-    Args:
-        context: (N,) rows whose values are not needed.
-        prefix_length: P, rows before a chunk's own that it can look back to.
-        chunk_length: length to aim at.
-    """
-    num_rows = len(context)
-    edges = np.flatnonzero(np.diff(np.concatenate([[True], context, [True]]).astype(np.int8)))
-    begin, end = edges.reshape(-1, 2).T  # of runs
-    num_pieces = np.maximum(1, np.round((end - begin) / chunk_length).astype(np.int64))
-    run = np.repeat(np.arange(len(begin)), num_pieces)  # (M,) of each piece
-    place = np.arange(len(run)) - np.repeat(num_pieces.cumsum() - num_pieces, num_pieces)
-    cuts = begin[run] + np.stack([place, place + 1]) * ((end - begin) / num_pieces)[run]
-    start, stop = np.round(cuts).astype(np.int64)
-    lengths = (stop - start)[:, None]  # (M, 1)
-    longest = int(lengths.max())
-    rows = start[:, None] + np.arange(-prefix_length, longest)  # (M, P + C)
-    inside = (rows >= 0) & (rows < num_rows)
-    asked = np.arange(longest) < lengths  # (M, C)
-    return ChunkPlan(rows.clip(0, num_rows - 1), inside, asked)
-
-
-def gather_chunks(
-    plan: ChunkPlan,
-    obs: Tensor,
-    actions: Tensor,
-    rewards: Tensor,
-    timesteps: Tensor,
-    segments: Tensor,
-) -> Chunks:
-    """Collects the rows of all chunks, from columns (N, ...) to (M, P + C, ...)."""
-    index = torch.from_numpy(plan.rows).to(obs.device)
-    inside = torch.from_numpy(plan.inside).to(obs.device)
-    return Chunks(
-        obs=obs[index],
-        actions=actions[index],
-        rewards=rewards[index],
-        timesteps=timesteps[index],
-        segment_ids=torch.where(inside, segments[index], PADDING_SEGMENT),
-    )
 
 
 def explained_variance(batch: CriticChunks, values: npt.NDArray[np.float32]) -> float:

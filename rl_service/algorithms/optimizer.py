@@ -98,15 +98,15 @@ class _Graph:
 
 
 def map_columns(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Applies `change` to every tensor of nested named tuples."""
-    if isinstance(batch, Tensor):
-        return change(batch)
+    """Applies `change` to every tensor of nested named tuples; a column may be None."""
+    if batch is None or isinstance(batch, Tensor):
+        return batch if batch is None else change(batch)
     return type(batch)(*(map_columns(column, change) for column in batch))
 
 
 def _columns(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
+    if batch is None or isinstance(batch, Tensor):
+        return [] if batch is None else [batch]
     return [column for part in batch for column in _columns(part)]
 
 
@@ -163,7 +163,7 @@ class FlatParameters:
         return torch.cat([g.reshape(-1) for g in found])
 
     @torch.no_grad()
-    def tangent(self, inputs: Tensor, direction: Tensor) -> Tensor:
+    def tangent(self, inputs: Any, direction: Tensor) -> Tensor:
         """J d: how the net's outputs change as the parameters move along a direction (P,).
 
         By forward-mode differentiation: one pass, and nothing of it is kept.

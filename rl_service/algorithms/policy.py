@@ -25,7 +25,7 @@ from torch import Tensor
 
 from custom_models.heads import distribution
 from custom_models.history import History
-from custom_models.interfaces import Chunks
+from custom_models.interfaces import ActingCache, Chunks
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
 from custom_models.spaces import ActionSpec
@@ -33,11 +33,11 @@ from rl_service.algorithms.advantages import generalized_advantages
 from rl_service.algorithms.batch import (
     ActorRows,
     CriticChunks,
-    IntArray,
     LearnerBatch,
     explained_variance,
     shuffled,
 )
+from rl_service.algorithms.chunks import IntArray
 from rl_service.algorithms.optimizer import FlatOptimizer, MinibatchStep
 from rl_service.config.settings import Settings
 from rl_service.rollout.filters import RunningMeanStd
@@ -54,7 +54,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
     value targets are in the learner, and only the actor's weights travel.
     """
 
-    minibatch_chunks = 8  # of the critic: steps in a row teach nearly the same
+    minibatch_chunks = 8  # steps in a row teach nearly the same
 
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], config: Any
@@ -134,20 +134,17 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         )
 
     def critic_outputs(self, chunks: Chunks, num_values: int) -> Tensor:
-        """The critic's outputs for the last `num_values` steps of each chunk, in its own units.
+        """The critic's outputs (B, num_values) for the last steps of chunks, in its own units.
 
         Computed in the precision that the settings ask for; a small actor always computes in
         float32, since its probabilities are compared with those of the rollout workers.
-
-        Returns:
-            (B, num_values) float32.
         """
         with torch.autocast(self.device.type, torch.bfloat16) if self._low else nullcontext():
             outputs: Tensor = self._critic(chunks, num_values)
         return outputs.float()
 
-    def action_distribution(self, inputs: Tensor) -> Any:
-        """The current policy's distribution for the actor's inputs (B, I)."""
+    def action_distribution(self, inputs: Tensor | Chunks) -> Any:
+        """The current policy's distribution for the actor's inputs."""
         return distribution(self.action_spec, self.net.actor(inputs))
 
     def sampling_distribution(self, rows: ActorRows) -> Any:
@@ -169,11 +166,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return rows._replace(dist_inputs=dist_inputs, action_logp=logp)
 
     @torch.inference_mode()
-    def act(self, history: History) -> Acted:
-        """Samples actions for a vector of E environments, with torch's global generator."""
-        actor = self.net.actor
-        inputs = actor.encode(history)
-        dist_inputs = actor(inputs)
+    def act(self, history: History, cache: ActingCache | None = None) -> Acted:
+        """Samples actions with torch's global generator; a cache must have the current weights."""
+        if cache is None:
+            inputs = self.net.actor.encode(history)
+            dist_inputs = self.net(inputs)
+        else:
+            inputs, dist_inputs = None, cache.decide(history)
         dist = distribution(self.action_spec, dist_inputs)
         actions = dist.sample() if self.config["explore"] else dist.mode()
         log_prob = dist.log_prob(actions)
@@ -181,7 +180,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             actions.cpu().numpy(),
             log_prob.cpu().numpy(),
             dist_inputs.cpu().numpy(),
-            None if actor.num_inputs is None else inputs.cpu().numpy(),
+            None if self.net.actor.num_inputs is None else inputs.cpu().numpy(),
         )
 
     def extra_action_out(
@@ -276,11 +275,8 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         return (values - batch.targets).square()
 
     def with_normalised_advantages(self, rows: ActorRows) -> ActorRows:
-        """Advantages of mean 0 and deviation 1 over the batch, if the settings ask for it."""
-        if not self.algorithm.normalize_advantages:
-            return rows
-        spread = rows.advantages.std(correction=0) + 1e-8
-        return rows._replace(advantages=(rows.advantages - rows.advantages.mean()) / spread)
+        """The rows, with advantages as the settings ask for."""
+        return rows.with_normalised_advantages() if self.algorithm.normalize_advantages else rows
 
     def permutation(self, num_items: int) -> Tensor:
         """(num_items,) in random order."""

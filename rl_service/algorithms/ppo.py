@@ -1,7 +1,8 @@
 """Proximal policy optimisation (arXiv 1707.06347) with a critic that may read the history.
 
-Actor and critic are independent nets with their own optimisers. The actor learns from shuffled
-rows, the critic from sequences; both see every step of the batch `num_epochs` times.
+Actor and critic are independent nets with their own optimisers. A net that reads the history
+learns from shuffled sequences, another one from shuffled rows; both see every step of the batch
+`num_epochs` times.
 """
 
 from __future__ import annotations
@@ -11,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from custom_models.heads import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.batch import ActorRows, CriticChunks, LearnerBatch, shuffled
+from rl_service.algorithms.batch import (
+    ActorRows,
+    CriticChunks,
+    LearnerBatch,
+    compute_dist_inputs,
+    shuffled,
+)
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.config.algorithms import PPOSettings
 
@@ -37,10 +45,12 @@ class PPOPolicy(ActorCriticPolicy):
         """Passes over the step rows in shuffled minibatches, until done or the KL is too large."""
         algorithm = self.algorithm
         rows = self.with_normalised_advantages(rows)
-        num_minibatches = max(1, round(len(rows.inputs) / algorithm.minibatch_size))
+        num_rows = len(rows.actions)
+        wanted = round(rows.num_steps / algorithm.minibatch_size)
+        num_minibatches = min(num_rows, max(1, wanted))
         norms: list[Tensor] = []
         for epoch in range(1, algorithm.num_epochs + 1):
-            for minibatch in shuffled(rows, self.permutation(len(rows.inputs)), num_minibatches):
+            for minibatch in shuffled(rows, self.permutation(num_rows), num_minibatches):
                 norms.append(self.steps["actor"](minibatch).grad_norm)
             if algorithm.max_kl is None and epoch < algorithm.num_epochs:
                 continue
@@ -55,30 +65,30 @@ class PPOPolicy(ActorCriticPolicy):
         new = self.action_distribution(rows.inputs)
         loss = self._surrogate_loss(rows, new.log_prob(rows.actions))
         if algorithm.entropy_coeff:
-            loss = loss - algorithm.entropy_coeff * new.entropy().mean()
+            loss = loss - algorithm.entropy_coeff * rows.mean(new.entropy())
         if algorithm.kl_coeff:
-            loss = loss + self.kl_coeff * self.sampling_distribution(rows).kl(new).mean()
+            loss = loss + self.kl_coeff * rows.mean(self.sampling_distribution(rows).kl(new))
         return loss
 
     def _surrogate_loss(self, rows: ActorRows, log_prob: Tensor) -> Tensor:
         """Negative clipped surrogate, a scalar."""
         clip = self.algorithm.clip_param
-        ratio = (log_prob - rows.action_logp).exp()  # (B,)
+        ratio = rows.ratio(log_prob)  # (B,)
         clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
-        return -torch.minimum(rows.advantages * ratio, rows.advantages * clipped).mean()
+        return -rows.mean(torch.minimum(rows.advantages * ratio, rows.advantages * clipped))
 
     @torch.no_grad()
     def _actor_stats(self, rows: ActorRows) -> dict[str, float]:
         """How the updated policy differs from the one that sampled, over the whole batch."""
-        old, new = self.sampling_distribution(rows), self.action_distribution(rows.inputs)
+        outputs = compute_dist_inputs(self.net.actor, rows.inputs)
+        old, new = self.sampling_distribution(rows), distribution(self.action_spec, outputs)
         log_prob = new.log_prob(rows.actions)
-        ratio = (log_prob - rows.action_logp).exp()
-        outside = (ratio - 1.0).abs() > self.algorithm.clip_param
+        outside = (rows.ratio(log_prob) - 1.0).abs() > self.algorithm.clip_param
         return {
             "policy_loss": float(self._surrogate_loss(rows, log_prob)),
-            "entropy": float(new.entropy().mean()),
-            "mean_kl_loss": float(old.kl(new).mean()),
-            "clip_fraction": float(outside.float().mean()),
+            "entropy": float(rows.mean(new.entropy())),
+            "mean_kl_loss": float(rows.mean(old.kl(new))),
+            "clip_fraction": float(rows.mean(outside.float())),
         }
 
     def critic_error(self, values: Tensor, batch: CriticChunks) -> Tensor:

@@ -16,9 +16,15 @@ import torch
 from torch import Tensor
 
 from custom_models.heads import Distribution, distribution
+from custom_models.interfaces import Chunks
 from rl_service.algorithms.base import OnPolicyAlgorithm
-from rl_service.algorithms.batch import ActorRows, CriticChunks, LearnerBatch
-from rl_service.algorithms.optimizer import FlatOptimizer, FlatParameters
+from rl_service.algorithms.batch import (
+    ActorRows,
+    CriticChunks,
+    LearnerBatch,
+    compute_dist_inputs,
+)
+from rl_service.algorithms.optimizer import FlatOptimizer, FlatParameters, map_columns
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.config.algorithms import TRPOSettings
 
@@ -47,11 +53,13 @@ class TRPOPolicy(ActorCriticPolicy):
         surrogate = _surrogate(rows, self.action_distribution(rows.inputs))  # scalar
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
         gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
+        fisher = self._fisher_rows(rows)
         product = fisher_product(
             self._actor_parameters,
-            self._fisher_inputs(rows),
+            fisher.inputs,
             partial(distribution, self.action_spec),
             self.algorithm.cg_damping,
+            fisher.loss_mask,
         )
         max_kl, iterations = self.algorithm.max_kl, self.algorithm.cg_iterations
         step, residual = natural_step(gradient, product, max_kl=max_kl, iterations=iterations)
@@ -69,13 +77,14 @@ class TRPOPolicy(ActorCriticPolicy):
             "entropy": entropy,
         }
 
-    def _fisher_inputs(self, rows: ActorRows) -> Tensor:
-        """Inputs that the Fisher matrix is estimated from."""
-        num_rows = len(rows.inputs)
+    def _fisher_rows(self, rows: ActorRows) -> ActorRows:
+        """What the Fisher matrix is estimated from."""
+        num_rows = len(rows.actions)
         wanted = max(1, round(self.algorithm.fisher_fraction * num_rows))
         if wanted == num_rows:
-            return rows.inputs
-        return rows.inputs[self.permutation(num_rows)[:wanted]]
+            return rows
+        chosen = self.permutation(num_rows)[:wanted]
+        return map_columns(rows, lambda column: column[chosen])  # type: ignore[no-any-return]
 
     def _search(self, rows: ActorRows, step: Tensor, surrogate: float) -> tuple[Searched, float]:
         """How the line search ended, and the mean entropy of the policy that it left."""
@@ -85,8 +94,9 @@ class TRPOPolicy(ActorCriticPolicy):
         @torch.no_grad()
         def evaluate() -> Tried:
             nonlocal new
-            new = self.action_distribution(rows.inputs)
-            return Tried(float(_surrogate(rows, new)), float(old.kl(new).mean()))
+            outputs = compute_dist_inputs(self.net.actor, rows.inputs)
+            new = distribution(self.action_spec, outputs)
+            return Tried(float(_surrogate(rows, new)), float(rows.mean(old.kl(new))))
 
         searched = line_search(
             self._actor_parameters,
@@ -98,7 +108,7 @@ class TRPOPolicy(ActorCriticPolicy):
             num_steps=self.algorithm.line_search_steps,
         )
         left = new if searched.accepted else old
-        return searched, float(left.entropy().mean())
+        return searched, float(rows.mean(left.entropy()))
 
     def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
         if self.algorithm.critic_optimizer == "adam":
@@ -136,8 +146,7 @@ class TRPOPolicy(ActorCriticPolicy):
 
 def _surrogate(rows: ActorRows, new: Any) -> Tensor:
     """Mean advantage, weighted by how much likelier its action is under `new`; a scalar."""
-    ratio: Tensor = (new.log_prob(rows.actions) - rows.action_logp).exp()  # (B,)
-    return (rows.advantages * ratio).mean()
+    return rows.mean(rows.advantages * rows.ratio(new.log_prob(rows.actions)))
 
 
 class TRPO(OnPolicyAlgorithm):
@@ -182,9 +191,10 @@ def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Solution
 
 def fisher_product(
     parameters: FlatParameters,
-    inputs: Tensor,
+    inputs: Tensor | Chunks,
     read: Callable[[Tensor], Distribution],
     damping: float,
+    loss_mask: Tensor | None = None,
 ) -> Product:
     """The policy's mean Fisher matrix, plus `damping` on the diagonal.
 
@@ -194,16 +204,19 @@ def fisher_product(
 
     Args:
         parameters: of the actor, which maps inputs to `dist_inputs`.
-        inputs: (B, I) the steps that are averaged over.
+        inputs: the steps that are averaged over.
         read: from `dist_inputs` (B, D) to the distribution.
         damping: λ of F + λ I.
+        loss_mask: as in `ActorRows`.
     """
     dist_inputs = parameters.net(inputs)  # (B, D)
     dist = read(dist_inputs.detach())
+    counted = torch.ones_like(dist_inputs[..., 0]) if loss_mask is None else loss_mask
+    weights = (counted / counted.sum()).unsqueeze(-1)  # (B, 1)
 
     def product(vector: Tensor) -> Tensor:
         change = dist.fisher_product(parameters.tangent(inputs, vector))  # (B, D)
-        return parameters.gradient(dist_inputs, change / len(inputs)) + damping * vector
+        return parameters.gradient(dist_inputs, change * weights) + damping * vector
 
     return product
 

@@ -60,6 +60,11 @@ class OnPolicySettings(Kind):
         """Env steps that each gradient step of the critic learns from."""
         return self.train_batch_size
 
+    @property
+    def env_steps_per_actor_step(self) -> int:
+        """Env steps that each step of the actor learns from, at most."""
+        return self.train_batch_size
+
 
 class PPOSettings(OnPolicySettings):
     kind: ClassVar[str] = "ppo"
@@ -96,6 +101,10 @@ class PPOSettings(OnPolicySettings):
     @property
     def env_steps_per_critic_step(self) -> int:
         return self.critic_minibatch_size or self.minibatch_size
+
+    @property
+    def env_steps_per_actor_step(self) -> int:
+        return self.minibatch_size
 
 
 class A2CSettings(OnPolicySettings):

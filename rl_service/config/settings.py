@@ -33,6 +33,9 @@ class EnvSettings(Group):
     hide: Annotated[tuple[NonNegativeInt, ...], Field(max_length=10_000)] = ()
     """Entries of the flattened observation that are set to zero, such as velocities: the policy
     never sees them, neither in training nor where it is served."""
+    observe_reward: bool = False
+    """Append to each observation the reward that came with it, 0 after a reset, for a policy that
+    learns from its rewards within an episode. Whoever asks the served policy sends it, too."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     """`MeanStdFilter` normalises observations by their running mean and deviation."""
     normalize_returns: bool = False

@@ -11,7 +11,7 @@ import torch
 
 from custom_models.heads import distribution
 from custom_models.history import History
-from custom_models.interfaces import PADDING_SEGMENT, Actor, Chunks, Critic
+from custom_models.interfaces import Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.common.errors import BundleError, ObservationError
 from rl_service.rollout.filters import ObservationNormalizer, hide
@@ -79,7 +79,7 @@ class PolicyRunner:
         """
         seen = self._history(self._read(observations), history)
         with torch.no_grad():
-            dist_inputs = self.actor(self.actor.encode(seen)).cpu()  # (B, num_dist_inputs)
+            dist_inputs = self.actor.decide(seen).cpu()  # (B, num_dist_inputs)
             dist = distribution(self.action_spec, dist_inputs)
             actions = dist.mode() if deterministic else dist.sample(generator)
             log_prob = dist.log_prob(actions)  # (B,)
@@ -184,17 +184,7 @@ class CriticRunner:
         obs = hide(np.ascontiguousarray(history.obs, np.float32), self._hidden)
         if self._normalizer is not None:
             obs = self._normalizer(obs.reshape(batch * length, -1)).reshape(obs.shape)
-        back = np.arange(1 - length, 1)  # (K,)
-        segment_ids = np.zeros((batch, length), np.int64)
-        segment_ids[:, :-1][history.missing] = PADDING_SEGMENT
-        unseen = np.zeros_like(history.actions, shape=(batch, 1, *history.actions.shape[2:]))
-        chunks = Chunks(
-            obs=torch.from_numpy(obs),
-            actions=torch.from_numpy(np.concatenate([history.actions, unseen], axis=1)),
-            rewards=torch.zeros(batch, length),
-            timesteps=torch.from_numpy((timesteps[:, None] + back).clip(0)),
-            segment_ids=torch.from_numpy(segment_ids),
-        )
+        chunks = Chunks.of_history(history._replace(obs=obs), timesteps)
         outputs = self._critic(chunks, 1)[:, 0].numpy()
         return np.asarray(self._mean + self._std * outputs, np.float32)
 

@@ -21,7 +21,7 @@ from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space
-from rl_service.rollout.partly_observed import HiddenEntries
+from rl_service.rollout.partly_observed import HiddenEntries, ObservedReward
 
 AnyEnv = gym.Env[Any, Any]
 
@@ -53,17 +53,17 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
     except TypeError as error:
         made.close()
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
-    if not env.hide:
-        return flat
-    assert isinstance(flat.observation_space, gym.spaces.Box)
-    [size] = flat.observation_space.shape
-    if max(env.hide) >= size:
-        made.close()
-        raise EnvError(
-            f"env.hide={list(env.hide)} names an entry that observations of {env_id} do not have; "
-            f"they have {size}, from 0 to {size - 1}"
-        )
-    return HiddenEntries(flat, env.hide)
+    if env.hide:
+        assert isinstance(flat.observation_space, gym.spaces.Box)
+        [size] = flat.observation_space.shape
+        if max(env.hide) >= size:
+            made.close()
+            raise EnvError(
+                f"env.hide={list(env.hide)} names an entry that observations of {env_id} do not "
+                f"have; they have {size}, from 0 to {size - 1}"
+            )
+        flat = HiddenEntries(flat, env.hide)
+    return ObservedReward(flat) if env.observe_reward else flat
 
 
 def raw_observation_space(env: AnyEnv) -> gym.spaces.Box:
@@ -127,7 +127,7 @@ def _from_registry(env_id: str, env: EnvSettings, render_mode: str | None) -> An
             env_id,
             max_episode_steps=env.max_episode_steps,
             disable_env_checker=True,
-            render_mode=render_mode,
+            **_render(render_mode),
             **env.kwargs,
         )
     return FreshWorld(made) if "BipedalWalker" in type(made.unwrapped).__name__ else made
@@ -136,13 +136,17 @@ def _from_registry(env_id: str, env: EnvSettings, render_mode: str | None) -> An
 def _from_factory(
     factory: Callable[..., AnyEnv], env: EnvSettings, render_mode: str | None
 ) -> AnyEnv:
-    render = {} if render_mode is None else {"render_mode": render_mode}
-    made = factory(**env.kwargs, **render)
+    made = factory(**env.kwargs, **_render(render_mode))
     if not isinstance(made, gym.Env):
         raise TypeError(f"it returned {type(made).__name__}, not a gymnasium.Env")
     if env.max_episode_steps is None:
         return made
     return gym.wrappers.TimeLimit(made, env.max_episode_steps)
+
+
+def _render(render_mode: str | None) -> dict[str, str]:
+    """Arguments for a constructor, which need not know of drawing."""
+    return {} if render_mode is None else {"render_mode": render_mode}
 
 
 def _own_factory(env_id: str) -> Callable[..., AnyEnv] | None:

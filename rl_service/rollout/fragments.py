@@ -7,8 +7,8 @@ A *fragment* is what one env yields in one call. Its rows are in the order of ti
     final rows     one after each time limit and one at the fragment's cut: the observation whose
                    value bootstraps the step before it
 
-A step therefore travels once, and again only as context of its episode's next fragment. A critic
-that needs no context asks for none, and no context rows are made.
+A step therefore travels once, and again only as context of its episode's next fragment. Where no
+net learns with a context, no context rows are made.
 """
 
 from __future__ import annotations

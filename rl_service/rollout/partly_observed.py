@@ -50,6 +50,31 @@ class HiddenEntries(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]]):
         return hide(observation, self._indices)
 
 
+class ObservedReward(gym.Wrapper[FloatArray, Any, FloatArray, Any]):
+    """Appends to observations (O,) the reward that came with them, 0 after a reset."""
+
+    def __init__(self, env: gym.Env[FloatArray, Any]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        assert isinstance(space, gym.spaces.Box)
+        low, high = (
+            np.append(bound, end) for bound, end in ((space.low, -np.inf), (space.high, np.inf))
+        )
+        self.observation_space = gym.spaces.Box(
+            low.astype(np.float32), high.astype(np.float32), dtype=np.float32
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return np.append(obs, np.float32(0.0)), info
+
+    def step(self, action: Any) -> tuple[FloatArray, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return np.append(obs, np.float32(reward)), reward, terminated, truncated, info
+
+
 def without_velocities(
     env_id: str, render_mode: str | None = None, **kwargs: Any
 ) -> gym.Env[Any, Any]:

@@ -38,6 +38,10 @@ class Acted(NamedTuple):
     """(E, I) what they were computed from, if not from the observation itself."""
 
 
+Policy = Callable[[History], Acted]
+"""From the histories of some envs, in order, to their actions."""
+
+
 class Episode(NamedTuple):
     """A finished episode."""
 
@@ -52,7 +56,7 @@ class VectorSampler:
 
     Args:
         envs: the environments; each resets by itself when its episode ends.
-        act: policy: the last observations of E environments to actions.
+        open_policy: called for each fragment; gives the policy.
         num_context_steps: K-1, the earlier steps that come with a fragment.
         acting_context_length: observations that the policy acts on, the current one included.
         obs_filter: normalises observations; None leaves them as they are.
@@ -64,7 +68,7 @@ class VectorSampler:
     def __init__(
         self,
         envs: Sequence[SeededEpisodes],
-        act: Callable[[History], Acted],
+        open_policy: Callable[[], Policy],
         *,
         num_context_steps: int,
         acting_context_length: int,
@@ -76,7 +80,7 @@ class VectorSampler:
         self.envs = list(envs)
         action_spec = ActionSpec.from_space(self.envs[0].action_space)
         self.return_scaler = return_scaler
-        self._act = act
+        self._open_policy = open_policy
         self._stepping = Stepping(self.envs, action_spec, max_failures)
         self._action_spec = action_spec
         self._num_context_steps = num_context_steps
@@ -119,6 +123,7 @@ class VectorSampler:
             TrainingFailedError: if more than `max_failures` episodes fail.
         """
         self._stepping.forgive()
+        policy = self._open_policy()
         if self._obs is None:
             self._obs = self._normalise(self._stepping.reset(range(len(self.envs))))
         if self._astray:
@@ -126,7 +131,7 @@ class VectorSampler:
             self._astray = []
         steps = Steps(num_steps, len(self.envs), self._obs.shape[1], self._action_spec)
         while (place := steps.next_place()) is not None:
-            self._step(steps, place)
+            self._step(steps, place, policy)
         # If the last step ended its episode, there is nothing to bootstrap at the cut.
         columns, ends = steps.lay_out(self._context, np.flatnonzero(self._t), self._obs)
         if self._num_context_steps:
@@ -136,11 +141,11 @@ class VectorSampler:
             ]
         return columns
 
-    def _step(self, steps: Steps, place: Place) -> None:
+    def _step(self, steps: Steps, place: Place, policy: Policy) -> None:
         """Takes one step in the envs at a place."""
         assert self._obs is not None
         envs = place[1]
-        acted = self._act(self._history.observed(self._obs[envs], envs))
+        acted = policy(self._history.observed(self._obs[envs], envs))
         self._history.acted(acted.actions, envs)
         steps.write(
             place,

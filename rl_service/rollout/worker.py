@@ -32,7 +32,7 @@ from rl_service.rollout.filters import (
     RunningFilter,
     RunningMeanStd,
 )
-from rl_service.rollout.sampler import Acted, VectorSampler
+from rl_service.rollout.sampler import Acted, Policy, VectorSampler
 from rl_service.rollout.stepping import SeededEpisodes
 from rl_service.runtime.process import prepare_process, seed_process, spare_the_collector
 
@@ -102,7 +102,7 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             scaler = ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma)
         return VectorSampler(
             envs,
-            self._act,
+            self._open_policy,
             num_context_steps=num_context_steps(policy.view_requirements),
             acting_context_length=acting_context_length(policy.view_requirements),
             obs_filter=self.filters.get(OBSERVATIONS),
@@ -111,10 +111,17 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             max_failures=self.config.settings.env.max_failed_episodes,
         )
 
-    def _act(self, history: History) -> Acted:
-        self._alive_at = time.monotonic()
-        acted: Acted = self.policy_map[DEFAULT_POLICY_ID].act(history)
-        return acted
+    def _open_policy(self) -> Policy:
+        """The policy with its current weights, none of whose earlier results it may reuse."""
+        policy = self.policy_map[DEFAULT_POLICY_ID]
+        cache = policy.net.actor.open_cache()
+
+        def act(history: History) -> Acted:
+            self._alive_at = time.monotonic()
+            acted: Acted = policy.act(history, cache)
+            return acted
+
+        return act
 
     def _update_filter_dict(self, policy_dict: dict[str, Any]) -> None:
         """Installs our filters where RLlib installs its own."""

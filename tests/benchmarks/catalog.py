@@ -13,6 +13,7 @@ from tests.benchmarks import (
     faults,
     language_model,
     memory,
+    remembering,
     returns,
     sampling,
     scaling,
@@ -42,6 +43,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "training": Benchmark(training.measure, training.tables, needs_stable_baselines3=True),
     "algorithms": Benchmark(algorithms.measure, algorithms.tables, needs_stable_baselines3=True),
+    "remembering": Benchmark(remembering.measure, remembering.tables, needs_stable_baselines3=True),
     "returns": Benchmark(
         returns.measure, returns.tables, by_default=False, needs_stable_baselines3=True
     ),

@@ -24,6 +24,7 @@ from rl_service.training.run import Run
 from rl_service.training.train import train
 from tests.support.small_runs import (
     GPT2,
+    GPT2_ACTOR,
     MLP,
     KillsAWorker,
     assert_equal_weights,
@@ -193,8 +194,18 @@ def test_lbfgs_fits_the_critic_to_a_batch(model: ModelConfig, build: Any) -> Non
         (TRPOSettings, MLP, 2, {}),
         (TRPOSettings, GPT2, 0, {}),
         (TRPOSettings, GPT2, 0, {"critic_optimizer": "lbfgs"}),
+        (A2CSettings, GPT2_ACTOR, 2, {}),
+        (TRPOSettings, GPT2_ACTOR, 0, {"fisher_fraction": 0.5}),
     ],
-    ids=["a2c", "a2c, gpt2, workers", "trpo, workers", "trpo, gpt2", "lbfgs, gpt2"],
+    ids=[
+        "a2c",
+        "a2c, gpt2, workers",
+        "trpo, workers",
+        "trpo, gpt2",
+        "lbfgs, gpt2",
+        "a2c, gpt2 acts, workers",
+        "trpo, gpt2 acts",
+    ],
 )
 def test_resumed_training_equals_unbroken_training(
     algorithm: type[OnPolicySettings],

@@ -206,7 +206,7 @@ def _raises_from_now_on(worker: Any) -> None:
     def act(history: Any) -> Any:
         raise MemoryError("too little")
 
-    worker._vector_sampler._act = act
+    worker._vector_sampler._open_policy = lambda: act
 
 
 def test_workers_that_were_ended_while_they_sampled_do_not_come_back(build: Any) -> None:

@@ -28,6 +28,9 @@ LLM = LLMPolicyConfig(context_length=3, n_layer=1, n_head=2, n_embd=8)
 LLM_2 = LLM.model_copy(update={"context_length": 2})
 STACK = MLPConfig(actor_net="stack", actor_context_length=4, history_actions=True)
 STACK_GPT2 = GPT2.model_copy(update={"actor_net": "stack", "actor_context_length": 2})
+GPT2_ACTOR = GPT2.model_copy(
+    update={"actor_net": "gpt2", "actor_context_length": 9, "history_actions": True, "n_layer": 2}
+)
 
 
 def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int) -> Any:
@@ -73,8 +76,16 @@ def _ranks(keys: list[tuple[float, ...]]) -> Any:
 
 @pytest.mark.parametrize(
     "model",
-    [MLPConfig(), GPT2, LLM, LLM_2, STACK, STACK_GPT2],
-    ids=["mlp", "gpt2_critic", "llm_policy", "llm_policy, K 2", "stack", "stack, gpt2_critic"],
+    [MLPConfig(), GPT2, LLM, LLM_2, STACK, STACK_GPT2, GPT2_ACTOR],
+    ids=[
+        "mlp",
+        "gpt2_critic",
+        "llm_policy",
+        "llm_policy, K 2",
+        "stack",
+        "stack, gpt2_critic",
+        "gpt2, gpt2_critic",
+    ],
 )
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.parametrize("num_envs", [1, 3])

@@ -14,11 +14,16 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.configs import MLPConfig
 from custom_models.interfaces import Chunks
 from custom_models.model_config import ModelConfig
+from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.build import build_algorithm
 from rl_service.common.errors import CheckpointError, TrainingFailedError
-from rl_service.config.settings import (
-    ResourceSettings,
+from rl_service.config.algorithms import (
+    A2CSettings,
+    OnPolicySettings,
+    PPOSettings,
+    TRPOSettings,
 )
+from rl_service.config.settings import ResourceSettings
 from rl_service.policies import load_bundle
 from rl_service.rollout.stepping import episode_seed
 from rl_service.training.best_policy import BestPolicy
@@ -30,6 +35,7 @@ from tests.support.environments import ENVIRONMENTS
 from tests.support.recorder import Recorder
 from tests.support.small_runs import (
     GPT2,
+    GPT2_ACTOR,
     MLP,
     KillsAWorker,
     assert_resume_is_exact,
@@ -41,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
+@pytest.mark.parametrize("model", [MLP, GPT2, GPT2_ACTOR], ids=["mlp", "gpt2_critic", "gpt2 acts"])
 def test_resumed_training_equals_unbroken_training(
     model: ModelConfig, workers: int, tmp_path: Path, build: Any
 ) -> None:
@@ -70,6 +76,40 @@ def test_actor_and_critic_learning_rates_act_separately(frozen: str, build: Any)
     after = weights(algorithm)
     moved = {n.split(".")[0] for n in after if (before[n] - after[n]).abs().max() > 1e-12}
     assert moved == {"actor", "critic"} - {frozen}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("history_actions", [False, True])
+@pytest.mark.parametrize("algorithm", [PPOSettings, A2CSettings, TRPOSettings])
+def test_an_update_of_an_actor_that_reads_chunks_starts_from_what_acted(
+    env: str, history_actions: bool, algorithm: type[OnPolicySettings], build: Any
+) -> None:
+    model = GPT2_ACTOR.model_copy(update={"history_actions": history_actions})
+    built = build(small_settings(model, env=env, algorithm=algorithm))
+    policy = built.learner_policy
+    with torch.no_grad():  # fresh weights are so small that the oldest steps hardly count
+        for weight in policy.net.actor.trunk.parameters():
+            weight.mul_(8.0 if weight.dim() == 2 else 1.0)
+        policy.net.actor.head.apply(
+            lambda layer: getattr(layer, "weight", torch.ones(1)).mul_(50.0)
+        )
+    for _ in range(3):  # fragments begin in mid-episode, with other weights and statistics
+        samples = built.env_runner.sample(64)
+        rows = build_learner_batch(policy, samples).actor
+        assert rows.loss_mask is not None
+        assert rows.num_steps == len(rows.advantages[rows.loss_mask]) == 128
+        with torch.no_grad():
+            actual = policy.net.actor(rows.inputs)[rows.loss_mask]
+            log_prob = policy.action_distribution(rows.inputs).log_prob(rows.actions)
+        expected = rows.dist_inputs[rows.loss_mask]
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            rows.ratio(log_prob), torch.ones_like(log_prob), rtol=0, atol=1e-4
+        )
+        order = torch.argsort(rows.action_logp[rows.loss_mask])
+        whole = torch.from_numpy(samples["action_logp"][samples["loss_mask"]])
+        torch.testing.assert_close(rows.action_logp[rows.loss_mask][order], whole.sort().values)
+        policy.update_actor(build_learner_batch(policy, samples))
 
 
 def test_learning_rates_fall_linearly_to_zero_over_the_run(build: Any) -> None:
@@ -175,7 +215,7 @@ class Grid(gym.Env[Any, Any]):
         return np.zeros((2, 3), np.float32), 0.0, False, False, {}
 
 
-@pytest.mark.parametrize("model", [MLP, GPT2], ids=["mlp", "gpt2_critic"])
+@pytest.mark.parametrize("model", [MLP, GPT2, GPT2_ACTOR], ids=["mlp", "gpt2_critic", "gpt2 acts"])
 def test_observations_and_actions_of_any_shape_are_flattened_for_the_nets_alone(
     model: ModelConfig, build: Any, tmp_path: Path
 ) -> None:
@@ -188,6 +228,20 @@ def test_observations_and_actions_of_any_shape_are_flattened_for_the_nets_alone(
     actions = policy.act(np.zeros((5, 2, 3)), deterministic=True).env_actions
     assert actions.shape == (5, 2, 2)
     assert evaluate(policy, settings.env, num_episodes=2, seed=0).lengths.tolist() == [50, 50]
+
+
+class Arms(Grid):
+    """So many actions that a likely one has a density beyond what a float holds."""
+
+    action_space = gym.spaces.Box(-1.0, 1.0, (60,))
+
+
+@pytest.mark.parametrize("algorithm", [PPOSettings, TRPOSettings])
+def test_padding_of_a_chunk_never_overflows(algorithm: type[OnPolicySettings], build: Any) -> None:
+    model = GPT2_ACTOR.model_copy(update={"log_std_init": -4.0})
+    built = build(small_settings(model, env=f"{__name__}:Arms", algorithm=algorithm))
+    learned = built.train()["info"]["learner"]
+    assert all(np.isfinite(value) for value in learned.values())
 
 
 class Breaking(gym.Env[Any, Any]):

@@ -9,22 +9,12 @@ record. Trainings that find a Ray at `RAY_ADDRESS` share it; else each starts it
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
-from rl_service.common.files import write_atomic
 from tests.learning import training
-from tests.learning.test_learning import machine
+from tests.learning.training import Flat, Job, Results
 
 DOCS = training.ROOT / "docs"
 RAW = DOCS / "results" / "critics.json"
@@ -32,10 +22,6 @@ FIGURE = RAW.with_suffix(".png")
 PAGE = DOCS / "gpt2_critic.md"
 BEGIN, END = "<!-- table of tests.learning.critics -->\n", "<!-- end of the table -->\n"
 VARIANT = "tests.learning.critic_variants:"
-Flat = dict[str, Any]
-"""Settings by dotted key."""
-Results = dict[str, dict[str, dict[str, Any]]]
-"""Runs by environment, critic and seed."""
 
 COMMON: Flat = {
     "algorithm.train_batch_size": 2048,
@@ -152,12 +138,6 @@ CRITICS: dict[str, Flat] = {
 }
 
 
-class Job(NamedTuple):
-    env: str
-    critic: str
-    seed: int
-
-
 def missing(results: Results) -> list[Job]:
     """Runs that are not on record, those of the first seeds first."""
     jobs = []
@@ -173,31 +153,14 @@ def missing(results: Results) -> list[Job]:
     return jobs
 
 
-def train(job: Job) -> dict[str, Any]:
-    """One run in a process of its own: what it reached, and its evaluations on the way."""
-    settings: dict[str, Any] = {"seed": job.seed, "env": {"id": job.env}}
-    for dotted, value in {**COMMON, **TASKS[job.env].settings, **CRITICS[job.critic]}.items():
-        group, _, key = dotted.partition(".")
-        settings.setdefault(group, {})[key] = value
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "run.yaml"
-        file.write_text(json.dumps(settings), encoding="utf-8")  # which is YAML, too
-        shared = os.environ.get("RAY_ADDRESS", "")
-        result = training.train(Path(folder), "--config", str(file), ray_address=shared)
-        text = (Path(result["run"]) / "progress.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
-    scores = [row.get("evaluation/episode_return_mean") for row in rows]
-    return {
-        "return": round(result["episode_return_mean"], 2),
-        "training_return": round(rows[-1]["episode_return_mean"], 2),
-        "evaluations": [round(score, 1) for score in scores if score is not None],
-        "machine": machine(),
-    }
+def settings_of(job: Job) -> Flat:
+    """Of one run."""
+    return {**COMMON, **TASKS[job.env].settings, **CRITICS[job.variant]}
 
 
 def read() -> Results:
-    results: Results = json.loads(RAW.read_text(encoding="utf-8")) if RAW.exists() else {}
-    return results
+    """The record."""
+    return training.read(RAW)
 
 
 def draw(results: Results) -> None:
@@ -218,24 +181,14 @@ def table(results: Results) -> str:
         lines += ["", "Leads, with too few seeds to rely on:", "", *_rows(results, leads)]
     lines += ["", f"| time | {' | '.join(TASKS)} |", "|---|---|---|---|"]
     for critic in OF_TIME:
-        scores_of = [_scores(results, env, critic) for env in TASKS]
-        cells = [f"{_summary(scores)[0]} ({len(scores)} seeds)" for scores in scores_of]
+        scores_of = [training.scores(results, env, critic) for env in TASKS]
+        cells = [f"{training.summary(scores)[0]} ({len(scores)} seeds)" for scores in scores_of]
         lines.append("| " + " | ".join([critic, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _is_whole(results: Results, critic: str) -> bool:
     return all(len(results[e].get(critic, {})) >= TASKS[e].seeds for e in (LUNAR, ACROBOT))
-
-
-def _scores(results: Results, env: str, critic: str) -> list[float]:
-    return [run["return"] for run in _runs(results, env, critic)]
-
-
-def _runs(results: Results, env: str, critic: str) -> list[dict[str, Any]]:
-    """In the order of their seeds."""
-    runs = results.get(env, {}).get(critic, {})
-    return [runs[seed] for seed in sorted(runs, key=int)]
 
 
 def _rows(results: Results, critics: list[str]) -> list[str]:
@@ -245,27 +198,22 @@ def _rows(results: Results, critics: list[str]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for critic in critics:
-        runs, scores = _runs(results, LUNAR, critic), _scores(results, LUNAR, critic)
+        runs, scores = (
+            training.runs(results, LUNAR, critic),
+            training.scores(results, LUNAR, critic),
+        )
         failed = sum(score < 200.0 for score in scores)
         last = np.mean([run["training_return"] for run in runs])
-        cells = [critic, *_summary(scores), str(failed), f"{last:.0f}"]
-        cells += _summary(_scores(results, ACROBOT, critic))
+        cells = [critic, *training.summary(scores), str(failed), f"{last:.0f}"]
+        cells += training.summary(training.scores(results, ACROBOT, critic))
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def _difference(results: Results, env: str, seeds: int) -> str:
-    ours, theirs = (_scores(results, env, critic)[:seeds] for critic in (DEFAULT, MLP))
+    ours, theirs = (training.scores(results, env, critic)[:seeds] for critic in (DEFAULT, MLP))
     error = np.sqrt(sum(np.var(scores, ddof=1) / len(scores) for scores in (ours, theirs)))
     return f"{env}, {len(ours)} seeds: {np.mean(ours) - np.mean(theirs):.1f} ± {error:.1f}"
-
-
-def _summary(scores: list[float]) -> tuple[str, str]:
-    """Mean and standard error; single seeds."""
-    if len(scores) < 2:
-        return "–", " ".join(f"{score:.0f}" for score in scores)
-    error = np.std(scores, ddof=1) / len(scores) ** 0.5
-    return f"**{np.mean(scores):.0f}** ± {error:.0f}", " ".join(f"{score:.0f}" for score in scores)
 
 
 def _draw_figure(results: Results) -> None:
@@ -279,7 +227,7 @@ def _draw_figure(results: Results) -> None:
     panels: Any = figure.subplots(1, 2, sharey=True)
     for axes, env in zip(panels, (LUNAR, ACROBOT), strict=True):
         for place, critic in enumerate(rows):
-            scores = _scores(results, env, critic)
+            scores = training.scores(results, env, critic)
             color = {MLP: "tab:gray", DEFAULT: "tab:blue"}.get(critic, "tab:orange")
             axes.plot(scores, [place] * len(scores), "o", color=color, alpha=0.5, markersize=5)
             axes.plot([np.mean(scores)], [place], "|", color="black", markersize=14)
@@ -293,27 +241,7 @@ def _draw_figure(results: Results) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs side by side")
-    parallel, console, results, lock = parser.parse_args().parallel, Console(), read(), Lock()
-
-    def run(job: Job) -> None:
-        try:
-            found = train(job)
-        except subprocess.CalledProcessError as error:
-            console.print(*job, f"failed with status {error.returncode}")  # the others go on
-            return
-        with lock:
-            results.setdefault(job.env, {}).setdefault(job.critic, {})[str(job.seed)] = found
-            write_atomic(RAW, json.dumps(results, indent=1) + "\n")
-        console.print(*job, found["return"])
-
-    if parallel:
-        with ThreadPoolExecutor(parallel) as pool:
-            list(pool.map(run, missing(results)))
-    draw(results)
+    draw(training.fill(RAW, missing(read()), settings_of, training.parallel_runs(__doc__)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from tests.learning import results
 from tests.learning.tasks import SEEDS, TASKS, Task
-from tests.learning.training import train
+from tests.learning.training import machine, train
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -44,12 +44,3 @@ def reached_at(task: Task, rows: list[dict[str, Any]]) -> int | None:
         if score is not None and score >= task.target:
             return int(row["num_env_steps_sampled_lifetime"])
     return None
-
-
-def machine() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{len(names)} cores of {names[0]}"

@@ -29,6 +29,7 @@ MLP = MLPConfig(hidden_sizes=(16,), critic_hidden_sizes=(16,))
 GPT2 = GPT2CriticConfig(
     hidden_sizes=(16, 16), context_length=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
 )
+GPT2_ACTOR = GPT2.model_copy(update={"actor_net": "gpt2", "actor_context_length": 12})
 
 SMALL: dict[type[OnPolicySettings], dict[str, Any]] = {
     PPOSettings: {"minibatch_size": 32, "num_epochs": 2},

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO and A2C and sb3-contrib's TRPO, learning included."""
+"""Stable-Baselines3's PPO and A2C, sb3-contrib's TRPO and recurrent PPO, learning included."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import time
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
-from sb3_contrib import TRPO
+from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+import rl_service.rollout.partly_observed  # noqa: F401  # registers environments
 
 VEC_ENVS: dict[str, tuple[type[DummyVecEnv | SubprocVecEnv], dict[str, Any]]] = {
     "dummy": (DummyVecEnv, {}),
@@ -19,7 +22,7 @@ VEC_ENVS: dict[str, tuple[type[DummyVecEnv | SubprocVecEnv], dict[str, Any]]] = 
 }
 
 
-ALGORITHMS = {"ppo": PPO, "a2c": A2C, "trpo": TRPO}
+ALGORITHMS = {"ppo": PPO, "a2c": A2C, "trpo": TRPO, "recurrent_ppo": RecurrentPPO}
 
 
 class SB3Training:
@@ -33,6 +36,7 @@ class SB3Training:
         arguments: of its class; among them `n_steps`, of each env between two updates.
         steps_per_iteration: env steps that `train` counts as one.
         seed: of everything random.
+        lstm_size: of the LSTMs before these nets, one each, if the algorithm is recurrent.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class SB3Training:
         arguments: dict[str, Any],
         steps_per_iteration: int,
         seed: int = 1,
+        lstm_size: int | None = None,
     ) -> None:
         torch.set_num_threads(1)
         vec_env_class, kwargs = VEC_ENVS[vec_env]
@@ -52,11 +57,14 @@ class SB3Training:
         )
         self._env_id, self._seed = env_id, seed
         self._steps_per_iteration = steps_per_iteration
+        nets: dict[str, Any] = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
+        if lstm_size is not None:
+            nets["lstm_hidden_size"] = lstm_size
         self._model = ALGORITHMS[algorithm](
-            "MlpPolicy",
+            "MlpPolicy" if lstm_size is None else "MlpLstmPolicy",
             self._envs,
             **arguments,
-            policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
+            policy_kwargs=nets,
             seed=seed,
             device="cpu",
         )
@@ -78,9 +86,10 @@ class SB3Training:
         returns = []
         for i in range(num_episodes):
             obs, _ = env.reset(seed=self._seed + i)
-            total, ended = 0.0, False
+            state, total, ended = None, 0.0, False
             while not ended:
-                action, _ = self._model.predict(obs, deterministic=True)
+                start = np.array([state is None])
+                action, state = self._model.predict(obs, state, start, deterministic=True)
                 obs, reward, terminated, truncated, _ = env.step(action)
                 total, ended = total + float(reward), terminated or truncated
             returns.append(total)

@@ -115,6 +115,17 @@ def test_the_fisher_product_equals_the_full_hessian_of_the_kl(
         )
 
 
+def test_the_fisher_product_counts_only_the_steps_of_a_mask() -> None:
+    flat = FlatParameters(small_actor(BOX, "state"))
+    inputs = torch.randn(3, 7, 4, dtype=torch.float64)
+    mask = torch.rand(3, 7) < 0.6
+    read = partial(distribution, BOX)
+    expected = fisher_product(flat, inputs[mask], read, 0.1)
+    vector = torch.randn_like(flat.vector.detach())
+    masked = fisher_product(flat, inputs, read, 0.1, mask)
+    torch.testing.assert_close(masked(vector), expected(vector))
+
+
 @pytest.mark.parametrize("log_std", ["free", "state"])
 def test_the_fisher_product_is_linear_and_symmetric_where_a_deviation_is_at_its_bound(
     log_std: str,

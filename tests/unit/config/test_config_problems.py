@@ -187,9 +187,24 @@ def test_actions_for_an_actor_without_memory_are_refused() -> None:
     assert "history_actions=true is for an actor that remembers; set actor_net=stack" in problem
 
 
+def test_a_gpt2_that_acts_has_sizes_that_fit() -> None:
+    model = load_settings(overrides=["model.actor_net=gpt2", "model.time=absolute"]).settings.model
+    assert model.acting_context_length == 8
+    [problem] = problems(
+        "model.actor_net=gpt2", "model.n_embd=20", "model.n_head=4", "model.time=none"
+    )
+    assert "actor_net=gpt2: time=relative turns pairs" in problem
+    [problem] = problems("model.actor_net=gpt2", "model.pretrained=gpt2")
+    assert "actor_net=gpt2: an actor has no pretrained weights" in problem
+    [problem] = problems("model.actor_net=gpt2", model="mlp")
+    assert "model.actor_net='gpt2' (from --set): must be 'mlp' or 'stack'" in problem
+    [problem] = problems("model.actor_net=gpt2", "model.actor_context_length=0")
+    assert "model.actor_context_length=0 (from --set): must be greater than 1" in problem
+
+
 def test_relative_time_needs_pairs_of_numbers_in_each_head() -> None:
     [problem] = problems("model.n_head=4", "model.n_embd=12")
-    assert "n_embd / n_head = 3 is odd; use n_embd=24, or time=none" in problem
+    assert "n_embd / n_head = 3 is odd; use n_embd=24" in problem
     assert load_settings(overrides=["model.n_head=4", "model.n_embd=12", "model.time=none"])
 
 

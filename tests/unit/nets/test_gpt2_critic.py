@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
+from custom_models.attention import attend, split_reach
 from custom_models.configs import GPT2CriticConfig
 from custom_models.gpt2_critic import GPT2Critic
 from custom_models.interfaces import PADDING_SEGMENT, Chunks
 from custom_models.spaces import ActionSpec
-from custom_models.transformer import attend, split_reach
 
 OBS_SIZE, NUM_ACTIONS, K = 5, 3, 6
 DISCRETE = ActionSpec.from_space(gym.spaces.Discrete(NUM_ACTIONS))
@@ -156,7 +156,7 @@ def test_a_value_is_the_same_in_chunks_of_any_length(
 
 def plain_values(critic: GPT2Critic, chunks: Chunks) -> Tensor:
     """Token by token, straight from the definition; (B, T) for tiny chunks."""
-    trunk, x = critic.trunk, critic._embed(chunks)
+    trunk, x = critic.trunk, critic.embed(chunks)
     batch, steps, per_step, width = x.shape
     heads, size = trunk.n_head, width // trunk.n_head
     speeds = torch.tensor([critic.context_length ** -(i / (size // 2)) for i in range(size // 2)])
@@ -280,7 +280,7 @@ def test_approximate_equals_hugging_face_gpt2_with_the_same_mask(n_layer: int) -
     gpt2.h.load_state_dict(critic.trunk.h.state_dict())
     gpt2.ln_f.load_state_dict(critic.trunk.ln_f.state_dict())
     with torch.no_grad():
-        tokens = critic._embed(chunks).flatten(1, 2)
+        tokens = critic.embed(chunks).flatten(1, 2)
         hidden = gpt2(
             inputs_embeds=tokens,
             attention_mask=reference_mask(chunks.segment_ids),

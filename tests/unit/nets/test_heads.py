@@ -11,12 +11,12 @@ import torch
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, kl_divergence
 
+from custom_models.attention import dropout
 from custom_models.configs import MLPConfig
 from custom_models.heads import Categorical, DiagGaussian, StackActor
 from custom_models.history import RunningHistory
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
-from custom_models.transformer import dropout
 
 
 def test_categorical_agrees_with_torch() -> None:

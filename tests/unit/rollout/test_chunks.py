@@ -15,7 +15,7 @@ from custom_models.configs import GPT2CriticConfig
 from custom_models.gpt2_critic import GPT2Critic
 from custom_models.interfaces import Chunks
 from custom_models.spaces import ActionSpec
-from rl_service.algorithms.batch import chunk_length, gather_chunks, plan_chunks
+from rl_service.algorithms.chunks import critic_chunk_length, gather_chunks, plan_chunks
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.config.algorithms import PPOSettings
 
@@ -94,8 +94,8 @@ def test_a_minibatch_has_eight_chunks_of_half_a_context_or_more(
     context_length: int, minibatch: int, expected: int
 ) -> None:
     policy: Any = SimpleNamespace(
-        num_context_steps=context_length - 1,
+        net=SimpleNamespace(config=SimpleNamespace(num_context_steps=context_length - 1)),
         algorithm=PPOSettings(minibatch_size=64, critic_minibatch_size=minibatch),
         minibatch_chunks=ActorCriticPolicy.minibatch_chunks,
     )
-    assert chunk_length(policy) == expected
+    assert critic_chunk_length(policy) == expected

@@ -101,6 +101,20 @@ def test_the_render_mode_reaches_an_environment_of_the_users_module() -> None:
         assert env.render_mode == "rgb_array"
 
 
+class UndrawnEnv(GridEnv):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+gym.register("Undrawn-v0", entry_point=UndrawnEnv)
+
+
+@pytest.mark.parametrize("env_id", ["Undrawn-v0", f"{HERE}:UndrawnEnv", f"{HERE}:Undrawn-v0"])
+def test_an_environment_need_not_know_of_drawing(env_id: str) -> None:
+    with closing(make_env(EnvSettings(id=env_id))) as env:
+        assert env.reset(seed=1)[0].shape == (6,)
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", f"{HERE}:GridEnv"])
 def test_an_episode_is_truncated_at_the_settings_limit(env_id: str) -> None:
     with closing(make_env(EnvSettings(id=env_id, max_episode_steps=3))) as env:

@@ -128,7 +128,7 @@ def build(
             SeededEpisodes(partial(Faulty, world, space), SEED, WORKER, e)
             for e in range(kwargs.get("num_envs", NUM_ENVS))
         ],
-        partial(act, kind),
+        lambda: partial(act, kind),
         num_context_steps=CONTEXT,
         acting_context_length=acting,
         obs_filter=kwargs.get("obs_filter"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from custom_models.configs import GPT2CriticConfig, MLPConfig
+from custom_models.configs import GPT2CriticConfig
 from custom_models.history import History
 from rl_service.common.errors import EnvError, ObservationError
 from rl_service.config.settings import EnvSettings
@@ -111,16 +112,40 @@ def test_recall_rewards_the_cue_of_the_first_step_alone(delay: int) -> None:
     assert cues == {-1.0, 1.0}
 
 
+def test_the_reward_may_be_a_part_of_the_observation() -> None:
+    settings = EnvSettings(id="Pendulum-v1", hide=(2,), observe_reward=True, max_episode_steps=5)
+    try_env(settings)
+    with (
+        closing(make_env(settings)) as env,
+        closing(make_env(EnvSettings(id="Pendulum-v1"))) as plain,
+    ):
+        assert raw_observation_space(env).shape == (4,)
+        for seed in (1, 2):
+            obs, _ = env.reset(seed=seed)
+            whole, _ = plain.reset(seed=seed)
+            assert obs.tolist() == [*whole[:2], 0.0, 0.0]
+            for _ in range(5):
+                action = np.array([0.7], np.float32)
+                obs, reward, *_ = env.step(action)
+                whole, expected, *_ = plain.step(action)
+                assert reward == expected
+                assert obs.tolist() == [*whole[:2], 0.0, np.float32(expected)]
+                assert env.observation_space.contains(obs)
+
+
 def test_a_recall_without_a_delay_is_refused() -> None:
     with pytest.raises(EnvError, match="delay=0 leaves nothing to remember"):
         make_env(EnvSettings(id="Recall-v0", kwargs={"delay": 0}))
 
 
+@pytest.mark.parametrize("actor_net", ["stack", "gpt2"])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_a_stack_reads_a_history_of_any_number_type_and_refuses_actions_that_are_none(
-    env_id: str, tmp_path: Path, write_test_bundle: WriteTestBundle
+def test_an_actor_reads_a_history_of_any_number_type_and_refuses_actions_that_are_none(
+    actor_net: Any, env_id: str, tmp_path: Path, write_test_bundle: WriteTestBundle
 ) -> None:
-    model = MLPConfig(actor_net="stack", actor_context_length=3, history_actions=True)
+    model = GPT2CriticConfig(
+        actor_net=actor_net, actor_context_length=3, history_actions=True, n_embd=16, n_head=2
+    )
     net = write_test_bundle(tmp_path / "b", env_id, model=model)
     policy = load_bundle(tmp_path / "b")
     obs = np.linspace(-0.5, 0.5, 3 * net.observation_size).reshape(1, 3, -1)

@@ -53,7 +53,7 @@ def build(
 
     return VectorSampler(
         [SeededEpisodes(lambda env=env: env, 7, 1, i) for i, env in enumerate(envs)],
-        act,
+        lambda: act,
         num_context_steps=context,
         acting_context_length=1,
         obs_filter=kwargs.get("obs_filter"),
@@ -140,7 +140,7 @@ def test_going_on_from_a_state_equals_never_having_stopped() -> None:
     resumed.return_scaler.filter.sync(stats)
     assert resumed.restore(state) == []
     history = resumed._history.observed(np.zeros((2, 2), np.float32))
-    resumed._act(history)  # this act counts its calls: 9 came before
+    resumed._open_policy()(history)  # this act counts its calls: 9 came before
     actual = resumed.sample(9)
     for name in expected:
         assert np.array_equal(actual[name], expected[name]), name

@@ -27,6 +27,18 @@ CASES = [
     (GPT2, "Pendulum-v1"),
     *((model, "CartPole-v1") for model in LAYERS),
     (GPT2.model_copy(update={"actor_net": "stack", "history_actions": True}), "Pendulum-v1"),
+    (
+        GPT2.model_copy(
+            update={
+                "attention": "banded",
+                "actor_net": "gpt2",
+                "actor_context_length": 5,
+                "history_actions": True,
+                "n_layer": 2,
+            }
+        ),
+        "Pendulum-v1",
+    ),
     (MLPConfig(), "CartPole-v1"),
 ]
 
@@ -34,7 +46,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("model", "env_id"),
     CASES,
-    ids=["discrete", "box", "one layer", "two layers", "three layers", "stack", "mlp"],
+    ids=["discrete", "box", "one layer", "two layers", "three layers", "stack", "gpt2", "mlp"],
 )
 def test_values_are_those_of_the_critic(
     model: ModelConfig, env_id: str, tmp_path: Path, write_test_bundle: WriteTestBundle

@@ -1,0 +1,212 @@
+"""Actors that remember, where the last observation does not say enough.
+
+    python -m tests.learning.memory                trains what is missing, then draws
+    python -m tests.learning.memory --parallel 0   draws the tables and the figure again
+
+The record is docs/results/memory.json; tables and figure are in docs/results/memory.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.learning import training
+from tests.learning.training import Flat, Job, Results
+
+RAW = training.ROOT / "docs" / "results" / "memory.json"
+PAGE, FIGURE = RAW.with_suffix(".md"), RAW.with_suffix(".png")
+BEGIN, END = "<!-- tables of tests.learning.memory -->\n", "<!-- end of the tables -->\n"
+SEEDS = (100, 200, 300, 400, 500)
+
+COMMON: Flat = {
+    "resources.num_env_runners": 0,
+    "stop.iterations": None,
+    "evaluation.final_num_episodes": 20,
+    "tracking.tensorboard": False,
+}
+FROM_SCALES: Flat = {"env.observation_filter": "MeanStdFilter", "env.normalize_returns": True}
+
+# What acts, and what estimates the values.
+NONE, CRITIC = "MLP | MLP", "MLP | GPT-2"
+STACK, STACK_CRITIC, GPT2 = "stack | MLP", "stack | GPT-2", "GPT-2 | GPT-2"
+OF_MLP: Flat = {"model.name": "mlp"}
+OF_GPT2: Flat = {
+    "model.name": "gpt2_critic",
+    "model.hidden_sizes": [64, 64],
+    "model.activation": "tanh",
+    "model.activate_last": True,
+}
+REMEMBERS: Flat = {"model.actor_net": "stack"}
+VARIANTS: dict[str, Flat] = {
+    NONE: OF_MLP,
+    CRITIC: OF_GPT2,
+    STACK: {**OF_MLP, **REMEMBERS},
+    STACK_CRITIC: {**OF_GPT2, **REMEMBERS},
+    GPT2: {**OF_GPT2, "model.actor_net": "gpt2"},
+}
+
+
+COLORS = {"MLP": "tab:gray", "stack": "tab:orange", "GPT-2": "tab:blue"}
+
+
+class Task(NamedTuple):
+    """An environment, how it is learned, and with what."""
+
+    env: str
+    settings: Flat
+    variants: dict[str, Flat]
+    decimals: int = 0
+    """Of a return in the table."""
+
+
+CARTPOLE, PENDULUM, LUNAR = "CartPoleNoVel-v1", "PendulumNoVel-v1", "LunarLanderNoVel-v3"
+CAR, RECALL = "MountainCarContinuousNoVel-v0", "Recall-v0, N = 40"
+TASKS = {
+    CARTPOLE: Task(
+        CARTPOLE,
+        {"resources.num_envs_per_env_runner": 8, "stop.env_steps": 100_352},
+        VARIANTS,
+    ),
+    PENDULUM: Task(
+        PENDULUM,
+        {
+            **FROM_SCALES,
+            "resources.num_envs_per_env_runner": 16,
+            "algorithm.gamma": 0.9,
+            "algorithm.train_batch_size": 2048,
+            "algorithm.minibatch_size": 128,
+            "algorithm.num_epochs": 10,
+            "algorithm.actor_lr": 1e-3,
+            "algorithm.critic_lr": 1e-3,
+            "algorithm.entropy_coeff": 0.0,
+            "stop.env_steps": 100_352,
+        },
+        VARIANTS,
+    ),
+    RECALL: Task(
+        "Recall-v0",
+        {
+            "env.kwargs": {"delay": 40},
+            "resources.num_envs_per_env_runner": 16,
+            "stop.env_steps": 102_400,
+        },
+        {
+            "stack, K 4 | MLP": {**VARIANTS[STACK], "model.actor_context_length": 4},
+            "stack, K 48 | MLP": {**VARIANTS[STACK], "model.actor_context_length": 48},
+            "GPT-2, K 48 | GPT-2": {**VARIANTS[GPT2], "model.actor_context_length": 48},
+        },
+        decimals=2,
+    ),
+    LUNAR: Task(
+        LUNAR,
+        {
+            "resources.num_envs_per_env_runner": 16,
+            "algorithm.gamma": 0.999,
+            "algorithm.lambda_": 0.98,
+            "algorithm.train_batch_size": 4096,
+            "algorithm.minibatch_size": 256,
+            "algorithm.num_epochs": 4,
+            "algorithm.entropy_coeff": 0.0,
+            "stop.env_steps": 1_000_000,
+        },
+        VARIANTS,
+    ),
+    CAR: Task(
+        CAR,
+        {**FROM_SCALES, "resources.num_envs_per_env_runner": 16, "stop.env_steps": 300_032},
+        {name: VARIANTS[name] for name in (NONE, STACK, GPT2)},
+    ),
+}
+
+
+def missing(results: Results) -> list[Job]:
+    """Runs that are not on record, those of the first seeds first."""
+    return [
+        Job(name, variant, seed)
+        for seed in SEEDS
+        for name, task in TASKS.items()
+        for variant in task.variants
+        if str(seed) not in results.get(name, {}).get(variant, {})
+    ]
+
+
+def settings_of(job: Job) -> Flat:
+    """Of one run."""
+    task = TASKS[job.env]
+    return {"env.id": task.env, **COMMON, **task.settings, **task.variants[job.variant]}
+
+
+def read() -> Results:
+    """The record."""
+    return training.read(RAW)
+
+
+def draw(results: Results) -> None:
+    """Writes the figure, and the tables into the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + tables(results) + END + after, encoding="utf-8")
+    _draw_figure(results)
+
+
+def tables(results: Results) -> str:
+    """For each task, what acts and what values it, with all seeds."""
+    lines = []
+    for name, task in _tried(results).items():
+        lines += [
+            f"## {_title(name)}",
+            "",
+            "| actor | critic | return | seeds |",
+            "|---|---|---|---|",
+        ]
+        for variant in task.variants:
+            scores = training.scores(results, name, variant)
+            mean, seeds = training.summary(scores, task.decimals)
+            lines.append(f"| {variant} | {mean} | {seeds} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _tried(results: Results) -> dict[str, Task]:
+    return {name: task for name, task in TASKS.items() if name in results}
+
+
+def _title(name: str) -> str:
+    return f"{name}, {TASKS[name].settings['stop.env_steps']:,} env steps"
+
+
+def _draw_figure(results: Results) -> None:
+    """A panel a task, a row a variant, a dot a run, a bar at the mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    tried = _tried(results)
+    heights = [len(task.variants) for task in tried.values()]
+    figure = Figure(figsize=(9, 1.0 + 0.6 * sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: Any = figure.subplots(len(tried), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (name, task) in zip(panels, tried.items(), strict=True):
+        for place, variant in enumerate(task.variants):
+            scores = training.scores(results, name, variant)
+            color = COLORS[variant.split(" | ")[0].split(",")[0]]
+            axes.plot(scores, [place] * len(scores), "o", color=color, alpha=0.6, markersize=6)
+            axes.plot(
+                [np.mean(scores)] if scores else [], [place], "|", color="black", markersize=16
+            )
+        labels = [variant.replace(" | ", ", ") for variant in task.variants]
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(task.variants) - 0.5, -0.5)
+        axes.set_title(_title(name), loc="left")
+        axes.grid(axis="x", alpha=0.3)
+    panels[-1].set_xlabel("return of 20 deterministic episodes of the best policy, a dot a seed")
+    figure.savefig(FIGURE, dpi=110)
+
+
+def main() -> None:
+    draw(training.fill(RAW, missing(read()), settings_of, training.parallel_runs(__doc__)))
+
+
+if __name__ == "__main__":
+    main()
