@@ -193,10 +193,9 @@ class Ring:
         self._reach, self._per_step = reach, tokens_per_step
         # An action is known a step later, and then looks back k steps from there.
         self._size = reach + tokens_per_step - 1
-        age = (
-            torch.arange(self._size).flip(0).repeat(2)
-        )  # (2R,) any R of them in a row: see `write`
-        ages = age[None, :, None]  # of queries, steps, keys of a step
+        # Any R of these in a row are the ages of the slots: see `write`.
+        age = torch.arange(self._size).flip(0).repeat(2)  # (2R,)
+        ages = age[None, :, None]  # of queries, slots, keys of a slot
         if tokens_per_step == 2:
             unknown = torch.where(age > 0, age, self._size)  # its action, and what came after it
             of_action = torch.stack([unknown, unknown], -1)

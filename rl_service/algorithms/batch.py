@@ -126,48 +126,33 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     """Computes values once, then advantages, and cuts the batch into both views."""
     batch: Columns = {name: np.asarray(samples[name]) for name in samples}
     segments = segment_ids(batch)
-    plan, chunks = _cut(policy, batch, segments)
+    rest = tuple(
+        policy.to_device(column)
+        for column in (
+            batch[SampleBatch.ACTIONS],
+            batch[SampleBatch.REWARDS],
+            batch[SampleBatch.T],
+            segments,
+        )
+    )
+    plan = plan_chunks(
+        context_rows(batch, segments),
+        prefix_length=policy.net.config.num_context_steps,
+        chunk_length=critic_chunk_length(policy),
+    )
+    chunks = gather_chunks(plan, critic_inputs(policy, batch, segments), *rest)
     outputs = compute_outputs(policy, chunks, plan.num_values)
     values = _scatter(plan, len(segments), policy.denormalise_values(outputs.cpu().numpy()))
     advantages, targets = policy.advantages(batch, segments, values)
     asked_rows = plan.asked_rows
     return LearnerBatch(
-        actor=policy.in_own_precision(_actor_rows(policy, batch, segments, advantages)),
+        actor=policy.in_own_precision(_actor_rows(policy, batch, rest, advantages)),
         critic=CriticChunks(
             chunks=chunks,
             loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),
             targets=policy.to_device(targets[asked_rows]),
             outputs=outputs,
         ),
-    )
-
-
-def _cut(
-    policy: ActorCriticPolicy, batch: Columns, segments: npt.NDArray[np.int64]
-) -> tuple[ChunkPlan, Chunks]:
-    plan = plan_chunks(
-        context_rows(batch, segments),
-        prefix_length=policy.net.config.num_context_steps,
-        chunk_length=critic_chunk_length(policy),
-    )
-    inputs = critic_inputs(policy, batch, segments)
-    return plan, _gather(policy, plan, inputs, batch, segments)
-
-
-def _gather(
-    policy: ActorCriticPolicy,
-    plan: ChunkPlan,
-    obs: Tensor,
-    batch: Columns,
-    segments: npt.NDArray[np.int64],
-) -> Chunks:
-    return gather_chunks(
-        plan,
-        obs,
-        policy.to_device(batch[SampleBatch.ACTIONS]),
-        policy.to_device(batch[SampleBatch.REWARDS]),
-        policy.to_device(batch[SampleBatch.T]),
-        policy.to_device(segments),
     )
 
 
@@ -196,40 +181,29 @@ def _input_column(batch: Columns) -> str:
 def _actor_rows(
     policy: ActorCriticPolicy,
     batch: Columns,
-    segments: npt.NDArray[np.int64],
+    rest: tuple[Tensor, ...],
     advantages: npt.NDArray[np.float32],
 ) -> ActorRows:
-    mask = batch[LOSS_MASK]
+    """The steps as the actor reads them; `rest` are the columns of a chunk after its first."""
+    inputs: Tensor | Chunks
     if policy.net.actor.reads_chunks:
-        return _actor_chunks(policy, batch, segments, advantages)
+        plan = plan_chunks(
+            ~batch[LOSS_MASK],
+            prefix_length=policy.net.actor.context_length - 1,
+            chunk_length=actor_chunk_length(policy),
+        )
+        inputs = gather_chunks(plan, policy.to_device(batch[SampleBatch.OBS]), *rest)
+        steps, loss_mask = plan.asked_rows, policy.to_device(plan.asked)
+    else:
+        steps, loss_mask = batch[LOSS_MASK], None
+        inputs = policy.to_device(batch[_input_column(batch)][steps])
     return ActorRows(
-        inputs=policy.to_device(batch[_input_column(batch)][mask]),
-        actions=policy.to_device(batch[SampleBatch.ACTIONS][mask]),
-        action_logp=policy.to_device(batch[SampleBatch.ACTION_LOGP][mask]),
-        dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][mask]),
-        advantages=policy.to_device(advantages[mask]),
-    )
-
-
-def _actor_chunks(
-    policy: ActorCriticPolicy,
-    batch: Columns,
-    segments: npt.NDArray[np.int64],
-    advantages: npt.NDArray[np.float32],
-) -> ActorRows:
-    plan = plan_chunks(
-        ~batch[LOSS_MASK],
-        prefix_length=policy.net.actor.context_length - 1,
-        chunk_length=actor_chunk_length(policy),
-    )
-    obs, rows = policy.to_device(batch[SampleBatch.OBS]), plan.asked_rows
-    return ActorRows(
-        inputs=_gather(policy, plan, obs, batch, segments),
-        actions=policy.to_device(batch[SampleBatch.ACTIONS][rows]),
-        action_logp=policy.to_device(batch[SampleBatch.ACTION_LOGP][rows]),
-        dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][rows]),
-        advantages=policy.to_device(advantages[rows]),
-        loss_mask=policy.to_device(plan.asked),
+        inputs=inputs,
+        actions=policy.to_device(batch[SampleBatch.ACTIONS][steps]),
+        action_logp=policy.to_device(batch[SampleBatch.ACTION_LOGP][steps]),
+        dist_inputs=policy.to_device(batch[SampleBatch.ACTION_DIST_INPUTS][steps]),
+        advantages=policy.to_device(advantages[steps]),
+        loss_mask=loss_mask,
     )
 
 
@@ -238,9 +212,14 @@ def compute_dist_inputs(actor: Actor, inputs: Tensor | Chunks) -> Tensor:
     """What the actor computes for all rows, chunks in slices that bound memory."""
     if isinstance(inputs, Tensor):
         return actor(inputs)  # type: ignore[no-any-return]
-    per_pass = max(1, STEPS_PER_PASS // inputs.obs.shape[1])
-    slices = zip(*(column.split(per_pass) for column in inputs), strict=True)
-    return torch.cat([actor(Chunks(*columns)) for columns in slices])
+    return torch.cat([actor(part) for part in _slices(inputs, inputs.obs.shape[1])])
+
+
+def _slices(chunks: Chunks, steps: int) -> Iterator[Chunks]:
+    """So many chunks at a time as a pass may hold, each of which passes over so many steps."""
+    per_pass = max(1, STEPS_PER_PASS // steps)
+    for columns in zip(*(column.split(per_pass) for column in chunks), strict=True):
+        yield Chunks(*columns)
 
 
 @torch.no_grad()
@@ -256,9 +235,7 @@ def compute_outputs(policy: ActorCriticPolicy, chunks: Chunks, num_values: int) 
     assert critic is not None
     critic.eval()
     steps = max(chunks.obs.shape[1], num_values * critic.steps_per_value)  # of each chunk
-    per_pass = max(1, STEPS_PER_PASS // steps)
-    slices = zip(*(column.split(per_pass) for column in chunks), strict=True)
-    outputs = [policy.critic_outputs(Chunks(*columns), num_values) for columns in slices]
+    outputs = [policy.critic_outputs(part, num_values) for part in _slices(chunks, steps)]
     critic.train()
     return torch.cat(outputs)
 

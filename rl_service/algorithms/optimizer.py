@@ -99,14 +99,18 @@ class _Graph:
 
 def map_columns(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Applies `change` to every tensor of nested named tuples; a column may be None."""
-    if batch is None or isinstance(batch, Tensor):
-        return batch if batch is None else change(batch)
+    if batch is None:
+        return None
+    if isinstance(batch, Tensor):
+        return change(batch)
     return type(batch)(*(map_columns(column, change) for column in batch))
 
 
 def _columns(batch: Any) -> list[Tensor]:
-    if batch is None or isinstance(batch, Tensor):
-        return [] if batch is None else [batch]
+    if batch is None:
+        return []
+    if isinstance(batch, Tensor):
+        return [batch]
     return [column for part in batch for column in _columns(part)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -28,6 +28,18 @@ def sb3_candidates(
         for vec_env in ("dummy", "subproc")
     }
     return {vec_env: partial(theirs.train, iterations) for vec_env, theirs in opened.items()}
+
+
+def our_candidates(
+    trainings: Any, names: Iterable[str], iterations: int
+) -> dict[str, Callable[[], float]]:
+    """By run of `Trainings`, a function that trains on and returns env steps a second."""
+
+    def rate(name: str) -> float:
+        rate: float = trainings.train(name, iterations)["env_steps_per_s"]
+        return rate
+
+    return {name: partial(rate, name) for name in names}
 
 
 def ppo_training(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from tests.benchmarks.against_sb3 import sb3_candidates
+from tests.benchmarks.against_sb3 import our_candidates, sb3_candidates
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import best, interleaved, ratio
@@ -51,7 +50,7 @@ def _measure(open_subject: OpenSubject, algorithm: str, env_id: str, sizes: Size
         path = "tests.benchmarks.subjects.trainings:Trainings"
         variants = {f"ours, {n} workers": _ours(algorithm, env_id, n, sizes) for n in (0, 2)}
         ours = stack.enter_context(open_subject(path, variants=variants))
-        candidates = {name: partial(_rate, ours, name, sizes.iterations) for name in variants}
+        candidates = our_candidates(ours, variants, sizes.iterations)
         theirs = sb3_candidates(
             stack,
             open_subject,
@@ -64,11 +63,6 @@ def _measure(open_subject: OpenSubject, algorithm: str, env_id: str, sizes: Size
         )
         candidates |= {f"SB3 {vec_env}": train for vec_env, train in theirs.items()}
         return interleaved(candidates, sizes.repeats, warmups=1)
-
-
-def _rate(trainings: Any, name: str, iterations: int) -> float:
-    rate: float = trainings.train(name, iterations)["env_steps_per_s"]
-    return rate
 
 
 def _ours(algorithm: str, env_id: str, workers: int, sizes: Sizes) -> dict[str, Any]:

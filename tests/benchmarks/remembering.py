@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from tests.benchmarks.against_sb3 import ppo_training, sb3_candidates
+from tests.benchmarks.against_sb3 import our_candidates, ppo_training, sb3_candidates
 from tests.benchmarks.child import OpenSubject
 from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import best, interleaved, ratio
@@ -17,16 +17,14 @@ GOAL, ACTING_GOAL = 3.0, 5.0
 LSTM_SIZE = 64
 WORKERS = (0, 2)
 WAYS = ("cache", "plain", "last")
-_SHAPE = {"hidden_sizes": [64, 64], "activation": "tanh", "activate_last": True}
 ACTORS: dict[str, dict[str, Any]] = {
     "stack": {"name": "mlp", "actor_net": "stack"},
-    "gpt2": {"name": "gpt2_critic", "actor_net": "gpt2", **_SHAPE},
+    "gpt2": {"name": "gpt2_critic", "actor_net": "gpt2"},
     "gpt2, K 64": {
         "name": "gpt2_critic",
         "actor_net": "gpt2",
         "actor_context_length": 64,
         "context_length": 64,
-        **_SHAPE,
     },
 }
 
@@ -73,7 +71,7 @@ def _training(open_subject: OpenSubject, sizes: Sizes) -> Raw:
     with ExitStack() as stack:
         path = "tests.benchmarks.subjects.trainings:Trainings"
         ours = stack.enter_context(open_subject(path, variants=variants))
-        candidates = {name: partial(_rate, ours, name, sizes.iterations) for name in variants}
+        candidates = our_candidates(ours, variants, sizes.iterations)
         training = ppo_training(
             sizes.env_id,
             sizes.num_envs,
@@ -85,11 +83,6 @@ def _training(open_subject: OpenSubject, sizes: Sizes) -> Raw:
         theirs = sb3_candidates(stack, open_subject, sizes.iterations, **training)
         candidates |= {f"SB3 {vec_env}": train for vec_env, train in theirs.items()}
         return interleaved(candidates, sizes.repeats, warmups=1)
-
-
-def _rate(trainings: Any, name: str, iterations: int) -> float:
-    rate: float = trainings.train(name, iterations)["env_steps_per_s"]
-    return rate
 
 
 def _variant(model: dict[str, Any], workers: int, sizes: Sizes) -> dict[str, Any]:
@@ -128,9 +121,9 @@ def _acting_table(raw: Raw) -> Table:
             for length, samples in raw.items()
         ],
         f"One layer of width 64, {sizes.num_envs} envs with 8 numbers each, one torch thread, "
-        f"the history's upkeep included. The cache is opened anew for {sizes.acting_steps} steps. "
-        f"Plain: all of the last K steps are computed again. Only what counts: of these, what the "
-        f"last one looks at; so act those who keep no cache (evaluations, the service).",
+        f"keeping the history included. A new cache for every {sizes.acting_steps} steps. Plain: "
+        f"all of the last K steps are recomputed. Only what counts: of these, only what the last "
+        f"one looks at, as evaluations and the service do, which have no cache.",
     )
 
 

@@ -20,7 +20,7 @@ DOCS = training.ROOT / "docs"
 RAW = DOCS / "results" / "critics.json"
 FIGURE = RAW.with_suffix(".png")
 PAGE = DOCS / "gpt2_critic.md"
-BEGIN, END = "<!-- table of tests.learning.critics -->\n", "<!-- end of the table -->\n"
+MARKS = ("<!-- table of tests.learning.critics -->\n", "<!-- end of the table -->\n")
 VARIANT = "tests.learning.critic_variants:"
 
 COMMON: Flat = {
@@ -165,9 +165,7 @@ def read() -> Results:
 
 def draw(results: Results) -> None:
     """Writes the figure, and the table into its page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + table(results) + END + after, encoding="utf-8")
+    training.write_between(PAGE, MARKS, table(results))
     _draw_figure(results)
 
 

@@ -17,7 +17,7 @@ from tests.learning.training import Flat, Job, Results
 
 RAW = training.ROOT / "docs" / "results" / "memory.json"
 PAGE, FIGURE = RAW.with_suffix(".md"), RAW.with_suffix(".png")
-BEGIN, END = "<!-- tables of tests.learning.memory -->\n", "<!-- end of the tables -->\n"
+MARKS = ("<!-- tables of tests.learning.memory -->\n", "<!-- end of the tables -->\n")
 SEEDS = (100, 200, 300, 400, 500)
 
 COMMON: Flat = {
@@ -145,9 +145,7 @@ def read() -> Results:
 
 def draw(results: Results) -> None:
     """Writes the figure, and the tables into the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + tables(results) + END + after, encoding="utf-8")
+    training.write_between(PAGE, MARKS, tables(results))
     _draw_figure(results)
 
 

@@ -118,6 +118,20 @@ def fill(
     return results
 
 
+def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Puts a text between two marks of a page."""
+    begin, end = marks
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(before + begin + text + end + after, encoding="utf-8")
+
+
+def read_between(page: Path, marks: tuple[str, str]) -> str:
+    """The text between them."""
+    begin, end = marks
+    return page.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0]
+
+
 def parallel_runs(description: str | None) -> int:
     """`--parallel` of a comparison's command line."""
     parser = argparse.ArgumentParser(

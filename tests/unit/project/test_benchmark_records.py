@@ -8,7 +8,7 @@ from tests.benchmarks import catalog
 from tests.benchmarks.gpu import report as gpu
 from tests.benchmarks.record import RESULTS, Record, Tables
 from tests.benchmarks.simulation import report as simulation
-from tests.learning import critics, memory
+from tests.learning import critics, memory, training
 
 RECORDS: list[tuple[Record, dict[str, Tables]]] = [
     (Record(RESULTS, "speed", "make bench"), catalog.TABLES),
@@ -26,12 +26,10 @@ def test_a_page_is_made_of_its_record(record: Record, tables: dict[str, Tables])
 
 
 def test_the_table_of_the_gpt2_critic_is_made_of_its_record() -> None:
-    page = critics.PAGE.read_text(encoding="utf-8")
-    assert page.partition(critics.BEGIN)[2].partition(critics.END)[0] == critics.table(
-        critics.read()
-    )
+    text = training.read_between(critics.PAGE, critics.MARKS)
+    assert text == critics.table(critics.read())
 
 
 def test_the_tables_of_memory_are_made_of_their_record() -> None:
-    page = memory.PAGE.read_text(encoding="utf-8")
-    assert page.partition(memory.BEGIN)[2].partition(memory.END)[0] == memory.tables(memory.read())
+    text = training.read_between(memory.PAGE, memory.MARKS)
+    assert text == memory.tables(memory.read())

@@ -99,3 +99,11 @@ def test_a_minibatch_has_eight_chunks_of_half_a_context_or_more(
         minibatch_chunks=ActorCriticPolicy.minibatch_chunks,
     )
     assert critic_chunk_length(policy) == expected
+
+
+def test_fragments_whose_steps_follow_each_other_are_cut_like_the_others() -> None:
+    context = np.zeros(44, bool)
+    context[[8, 17, 34, 43]] = True  # the fragment from 18 on ends with its episode
+    plan = plan_chunks(context, prefix_length=3, chunk_length=64)
+    assert plan.asked.sum(1).tolist() == [8, 8, 8, 8, 8]
+    assert plan.num_values == 8
