@@ -219,6 +219,10 @@ class LLMPolicyConfig(ModelConfig):
         return self.context_length
 
     @property
+    def actor_module(self) -> str:
+        return self.learner_module
+
+    @property
     def base_model(self) -> str | None:
         return self.pretrained or self.tokenizer
 

@@ -74,6 +74,11 @@ class ModelConfig(Kind):
         return None
 
     @property
+    def actor_module(self) -> str:
+        """What rollout workers import to build the actor; it may take seconds."""
+        return "custom_models.nets" if self.actor_gpt2 is None else "custom_models.gpt2_actor"
+
+    @property
     def num_shipped_steps(self) -> int:
         """Earlier steps that come with a fragment, for whichever net needs more."""
         acting = 0 if self.actor_gpt2 is None else self.acting_context_length - 1

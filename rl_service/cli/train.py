@@ -179,7 +179,8 @@ def _run(loaded: LoadedSettings, run: Run) -> TrainResult:
                 display.on_message(f"log: {short_path(run.log_path)}")
                 for note in loaded.notes:
                     display.on_message(note)
-                with ray_session(settings.resources, load=modules):
+                actor = settings.model.actor_module
+                with ray_session(settings.resources, actor_module=actor, load=modules):
                     from rl_service.training.train import train as run_training
 
                     return run_training(settings, observer=display, run=run)

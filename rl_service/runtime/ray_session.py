@@ -32,7 +32,7 @@ from ray.exceptions import RayError
 from custom_models.text import brief
 from rl_service.common.errors import ResourceError
 from rl_service.config.settings import ResourceSettings
-from rl_service.runtime.forkserver import py_executable
+from rl_service.runtime.forkserver import TRAINING_MODULES, py_executable
 from rl_service.runtime.machine import missing_cpus, ray_remedy, was_too_slow
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -42,7 +42,11 @@ _WITH_OWN_PYTHON = {"conda", "container", "image_uri", "pip", "py_executable", "
 
 @contextmanager
 def ray_session(
-    resources: ResourceSettings, *, num_gpus: int | None = None, load: Sequence[str] = ()
+    resources: ResourceSettings,
+    *,
+    actor_module: str = "custom_models.nets",
+    num_gpus: int | None = None,
+    load: Sequence[str] = (),
 ) -> Iterator[None]:
     """Connects to the cluster in `RAY_ADDRESS`, or starts Ray in this machine's processes.
 
@@ -50,6 +54,7 @@ def ray_session(
 
     Args:
         resources: of the training.
+        actor_module: that its workers import, besides what all trainings need.
         num_gpus: GPUs of a Ray that is started here; None: as many as the training takes.
         load: modules that are needed next; they are imported while Ray starts.
 
@@ -68,7 +73,7 @@ def ray_session(
     # Workers that Ray starts in advance are not forked, so no actor of ours would get one.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     address = os.environ.get("RAY_ADDRESS")
-    runtime_env = _runtime_env()
+    runtime_env = _runtime_env(actor_module)
     try:
         with _loading(load), own_sigterm():
             if address:
@@ -115,12 +120,12 @@ def _connect(address: str, runtime_env: dict[str, str]) -> None:
         ) from error
 
 
-def _runtime_env() -> dict[str, str]:
+def _runtime_env(actor_module: str) -> dict[str, str]:
     """Runtime environment of all workers that this process starts, directly or not."""
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     if _WITH_OWN_PYTHON & (job.get("runtime_env") or {}).keys():
         return {}
-    return {"py_executable": py_executable()}
+    return {"py_executable": py_executable((*TRAINING_MODULES, actor_module))}
 
 
 def _nothing() -> None:

@@ -49,7 +49,7 @@ def train(settings: Settings, *, observer: TrainingObserver, run: Run) -> TrainR
     with run.lock():
         run = run.with_settings(settings)
         checkpoint = run.checkpoints.latest()
-        with ray_session(settings.resources):
+        with ray_session(settings.resources, actor_module=settings.model.actor_module):
             trainer = Trainer(settings, observer.on_message)
             try:
                 training = _Training(trainer, observer, run)

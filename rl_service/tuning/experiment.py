@@ -125,7 +125,8 @@ def _connect(
     A new experiment that cannot run here leaves nothing behind.
     """
     try:
-        stack.enter_context(ray_session(plan.base.resources, num_gpus=available_gpus()))
+        resources, actor = plan.base.resources, plan.base.model.actor_module
+        stack.enter_context(ray_session(resources, actor_module=actor, num_gpus=available_gpus()))
         fitting = check_placement(plan.space, plan.tuning.num_seeds)
         check_shared(storage)
     except RLServiceError:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 
+from custom_models.model_config import ModelConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.sampling import Background
 from rl_service.common.errors import TrainingFailedError, WorkersLostError
@@ -23,16 +24,16 @@ from rl_service.training.trainer import Trainer
 from tests.support import faulty_envs
 from tests.support.rays import worker_pids
 from tests.support.recorder import Recorder
-from tests.support.small_runs import small_settings
+from tests.support.small_runs import GPT2_ACTOR, MLP, small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 PATIENCE_S = 120.0
 
 
-def settings_of(folder: Path | None = None, **resources: Any) -> Settings:
+def settings_of(folder: Path | None = None, model: ModelConfig = MLP, **resources: Any) -> Settings:
     """Two workers, of which four find room; with a folder, of environments that it tells."""
-    settings = small_settings(iterations=10_000, output_dir=folder)
+    settings = small_settings(model, iterations=10_000, output_dir=folder)
     base = settings.resources.model_copy(
         update={"num_env_runners": 2, "num_cpus_per_env_runner": 0.5, **resources}
     )
@@ -60,8 +61,9 @@ def _streams(worker: Any) -> list[tuple[int, ...]]:
     return [env._stream for env in worker.async_env.get_sub_environments()]
 
 
-def test_workers_come_go_die_and_come_back(build: Any, tmp_path: Path) -> None:
-    algorithm = build(settings_of(num_env_runners=1, num_cpus_per_env_runner=0.6))
+@pytest.mark.parametrize("model", [MLP, GPT2_ACTOR], ids=["mlp", "gpt2 actor"])
+def test_workers_come_go_die_and_come_back(build: Any, tmp_path: Path, model: ModelConfig) -> None:
+    algorithm = build(settings_of(model=model, num_env_runners=1, num_cpus_per_env_runner=0.6))
     algorithm.train()
     algorithm.fleet.resize(4)  # of which one finds no room, which keeps nobody waiting
     train_until(algorithm, lambda: len(algorithm.fleet.ready) == 3)
@@ -90,7 +92,7 @@ def test_workers_come_go_die_and_come_back(build: Any, tmp_path: Path) -> None:
     algorithm.save_checkpoint(str(tmp_path))
     hours = algorithm.fleet.worker_hours
     algorithm.stop()
-    resumed = build(settings_of(num_env_runners=2, num_cpus_per_env_runner=0.6))
+    resumed = build(settings_of(model=model, num_env_runners=2, num_cpus_per_env_runner=0.6))
     resumed.load_checkpoint(str(tmp_path))
     resumed.train()
     assert list(resumed.fleet.ready) == indices

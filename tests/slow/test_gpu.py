@@ -62,13 +62,15 @@ MODELS = [
     {"name": "mlp"},
     {"name": "gpt2_critic", "context_length": 8},
     {"name": "gpt2_critic", "context_length": 40, "n_layer": 2, "history_actions": True},
+    {"name": "gpt2_critic", "actor_net": "gpt2", "n_layer": 2, "history_actions": True},
+    {"name": "gpt2_critic", "actor_net": "stack"},
     LANGUAGE_MODEL,
     {**LANGUAGE_MODEL, "finetune": "lora", "critic": "hidden_state"},
 ]
 
 
 def model_id(model: dict[str, Any]) -> str:
-    return "-".join(str(model[key]) for key in ("name", "finetune") if key in model)
+    return "-".join(str(model[key]) for key in ("name", "actor_net", "finetune") if key in model)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=model_id)

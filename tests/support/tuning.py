@@ -44,10 +44,11 @@ SMALL: dict[str, Any] = {
 
 
 def write_tuning_file(path: Path, **changed: Any) -> Path:
-    """`SMALL` with other top-level keys; those under `settings` are merged group by group."""
+    """`SMALL` with other top-level keys; those under `settings` are merged group by group,
+    and a group with a name is taken whole."""
     settings = dict(SMALL["settings"])
     for group, values in changed.pop("settings", {}).items():
-        is_group = isinstance(values, dict)
+        is_group = isinstance(values, dict) and "name" not in values
         settings[group] = {**settings.get(group, {}), **values} if is_group else values
     content = SMALL | changed | {"settings": settings}
     path.write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -23,6 +23,9 @@ from tests.support.tuning import small_plan
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
+GPT2_ACTOR = {"model": {"name": "gpt2_critic", "actor_net": "gpt2", "n_head": 2, "n_embd": 16}}
+
+
 @pytest.fixture
 def start() -> Iterator[Any]:
     """Starts trials, which end with the test."""
@@ -65,8 +68,11 @@ def test_a_perturbed_learning_rate_reaches_the_optimiser(tmp_path: Path, start: 
     assert optimizer_lr(donor) == pytest.approx(1e-3)
 
 
-def test_each_seed_trains_as_if_alone_and_scores_are_means(tmp_path: Path, start: Any) -> None:
-    plan = small_plan(tmp_path)
+@pytest.mark.parametrize("model", [{}, GPT2_ACTOR], ids=["mlp", "gpt2 actor"])
+def test_each_seed_trains_as_if_alone_and_scores_are_means(
+    tmp_path: Path, start: Any, model: dict[str, Any]
+) -> None:
+    plan = small_plan(tmp_path, settings=model)
     before = start(plan, 1e-3, num_seeds=2)
     before.train()
     (tmp_path / "state").mkdir()
@@ -75,7 +81,7 @@ def test_each_seed_trains_as_if_alone_and_scores_are_means(tmp_path: Path, start
     resumed.load_checkpoint(str(tmp_path / "state"))
     both, singles = resumed.train(), []
     for seed in (3, 103):
-        alone = start(small_plan(tmp_path, settings={"seed": seed}), 1e-3)
+        alone = start(small_plan(tmp_path, settings={**model, "seed": seed}), 1e-3)
         alone.train()
         singles.append(alone.train())
     assert both["seed_scores"] == [single["score"] for single in singles]

@@ -28,7 +28,7 @@ def test_workers_of_a_job_with_a_python_of_its_own_are_left_to_ray(
     monkeypatch.delenv(RAY_JOB_CONFIG_JSON_ENV_VAR, raising=False)
     if job is not None:
         monkeypatch.setenv(RAY_JOB_CONFIG_JSON_ENV_VAR, json.dumps(job))
-    assert list(ray_session._runtime_env()) == keys
+    assert list(ray_session._runtime_env("custom_models.nets")) == keys
 
 
 @pytest.fixture
