@@ -19,6 +19,7 @@ from tests.benchmarks import (
     scaling,
     serving,
     startup,
+    steps_to_return,
     training,
     tuning,
     workers,
@@ -46,6 +47,12 @@ BENCHMARKS = {
     "remembering": Benchmark(remembering.measure, remembering.tables, needs_stable_baselines3=True),
     "returns": Benchmark(
         returns.measure, returns.tables, by_default=False, needs_stable_baselines3=True
+    ),
+    "steps_to_return": Benchmark(
+        steps_to_return.measure,
+        steps_to_return.tables,
+        by_default=False,
+        needs_stable_baselines3=True,
     ),
     "critic": Benchmark(critic.measure, critic.tables),
     "language_model": Benchmark(language_model.measure, language_model.tables),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.benchmarks.against_sb3 import SUBJECT, ppo_training
 from tests.benchmarks.child import OpenSubject
@@ -34,15 +35,19 @@ QUICK = Sizes("CartPole-v1", 512, (1,), 4, 256, 64, 2, num_episodes=2, parallel=
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     """By library, the returns of the final policy's episodes for each seed."""
     sizes = QUICK if quick else Sizes()
-    jobs = [(library, seed) for seed in sizes.seeds for library in LEARN]
+    return {"sizes": sizes._asdict(), "returns": side_by_side(LEARN, open_subject, sizes)}
+
+
+def side_by_side(
+    learn: dict[str, Callable[[OpenSubject, int, Any], Any]], open_subject: OpenSubject, sizes: Any
+) -> dict[str, dict[str, Any]]:
+    """By library and seed, what came of each run, `sizes.parallel` of which go on at a time."""
+    jobs = [(library, seed) for seed in sizes.seeds for library in learn]
     with ThreadPoolExecutor(sizes.parallel) as pool:
-        found = pool.map(lambda job: LEARN[job[0]](open_subject, job[1], sizes), jobs)
-        scores = dict(zip(jobs, found, strict=True))
+        found = pool.map(lambda job: learn[job[0]](open_subject, job[1], sizes), jobs)
+        by_job = dict(zip(jobs, found, strict=True))
     return {
-        "sizes": sizes._asdict(),
-        "returns": {
-            library: {str(seed): scores[library, seed] for seed in sizes.seeds} for library in LEARN
-        },
+        library: {str(seed): by_job[library, seed] for seed in sizes.seeds} for library in learn
     }
 
 

@@ -57,12 +57,33 @@ class Task(NamedTuple):
     env: str
     settings: Flat
     variants: dict[str, Flat]
+    context_length: int = 8
+    """K of actors and critics, unless a variant has its own."""
     decimals: int = 0
     """Of a return in the table."""
 
 
 CARTPOLE, PENDULUM, LUNAR = "CartPoleNoVel-v1", "PendulumNoVel-v1", "LunarLanderNoVel-v3"
-CAR, RECALL = "MountainCarContinuousNoVel-v0", "Recall-v0, N = 40"
+CAR, RECALL = "MountainCarContinuousNoVel-v0", "Recall-v0, N = {}"
+
+
+def _recall(delay: int, context_length: int) -> Task:
+    """The cue comes `delay` steps before it counts; K says how far back an actor sees."""
+    lengths = {STACK: (4, context_length), GPT2: (context_length,)}
+    variants = {}
+    for variant, each in lengths.items():
+        actor, critic = variant.split(" | ")
+        for k in each:
+            settings = {**VARIANTS[variant], "model.actor_context_length": k}
+            variants[f"{actor}, K {k} | {critic}"] = settings
+    settings = {
+        "env.kwargs": {"delay": delay},
+        "resources.num_envs_per_env_runner": 16,
+        "stop.env_steps": 102_400,
+    }
+    return Task("Recall-v0", settings, variants, decimals=2)
+
+
 TASKS = {
     CARTPOLE: Task(
         CARTPOLE,
@@ -74,44 +95,40 @@ TASKS = {
         {
             **FROM_SCALES,
             "resources.num_envs_per_env_runner": 16,
-            "algorithm.gamma": 0.9,
+            "algorithm.gamma": 0.95,
             "algorithm.train_batch_size": 2048,
-            "algorithm.minibatch_size": 128,
-            "algorithm.num_epochs": 10,
-            "algorithm.actor_lr": 1e-3,
-            "algorithm.critic_lr": 1e-3,
-            "algorithm.entropy_coeff": 0.0,
+            "algorithm.minibatch_size": 64,
+            "algorithm.num_epochs": 15,
+            "algorithm.critic_num_epochs": 5,
+            "algorithm.actor_lr": 5e-4,
+            "algorithm.lr_schedule": "linear",
+            "evaluation.interval": 7,
+            "evaluation.num_episodes": 50,
+            "evaluation.final_num_episodes": 100,
             "stop.env_steps": 100_352,
         },
         VARIANTS,
     ),
-    RECALL: Task(
-        "Recall-v0",
-        {
-            "env.kwargs": {"delay": 40},
-            "resources.num_envs_per_env_runner": 16,
-            "stop.env_steps": 102_400,
-        },
-        {
-            "stack, K 4 | MLP": {**VARIANTS[STACK], "model.actor_context_length": 4},
-            "stack, K 48 | MLP": {**VARIANTS[STACK], "model.actor_context_length": 48},
-            "GPT-2, K 48 | GPT-2": {**VARIANTS[GPT2], "model.actor_context_length": 48},
-        },
-        decimals=2,
-    ),
+    RECALL.format(10): _recall(10, 16),
+    RECALL.format(40): _recall(40, 48),
+    RECALL.format(160): _recall(160, 176),
     LUNAR: Task(
         LUNAR,
         {
             "resources.num_envs_per_env_runner": 16,
             "algorithm.gamma": 0.999,
             "algorithm.lambda_": 0.98,
-            "algorithm.train_batch_size": 4096,
-            "algorithm.minibatch_size": 256,
-            "algorithm.num_epochs": 4,
-            "algorithm.entropy_coeff": 0.0,
-            "stop.env_steps": 1_000_000,
+            "algorithm.train_batch_size": 2048,
+            "algorithm.minibatch_size": 128,
+            "algorithm.num_epochs": 5,
+            "algorithm.critic_num_epochs": 3,
+            "algorithm.lr_schedule": "linear",
+            "evaluation.interval": 50,
+            "evaluation.num_episodes": 20,
+            "stop.env_steps": 1_001_472,
         },
         VARIANTS,
+        context_length=32,
     ),
     CAR: Task(
         CAR,
@@ -134,8 +151,13 @@ def missing(results: Results) -> list[Job]:
 
 def settings_of(job: Job) -> Flat:
     """Of one run."""
-    task = TASKS[job.env]
-    return {"env.id": task.env, **COMMON, **task.settings, **task.variants[job.variant]}
+    task, length = TASKS[job.env], {}
+    variant = task.variants[job.variant]
+    if "model.actor_net" in variant:
+        length["model.actor_context_length"] = task.context_length
+    if variant["model.name"] == "gpt2_critic":
+        length["model.context_length"] = task.context_length
+    return {"env.id": task.env, **COMMON, **task.settings, **length, **variant}
 
 
 def read() -> Results:
@@ -198,7 +220,7 @@ def _draw_figure(results: Results) -> None:
         axes.set_ylim(len(task.variants) - 0.5, -0.5)
         axes.set_title(_title(name), loc="left")
         axes.grid(axis="x", alpha=0.3)
-    panels[-1].set_xlabel("return of 20 deterministic episodes of the best policy, a dot a seed")
+    panels[-1].set_xlabel("return of deterministic episodes of the best policy, a dot a seed")
     figure.savefig(FIGURE, dpi=110)
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import fmean
+
 from rl_service.policies.runner import PolicyRunner
 from rl_service.training.evaluation import evaluate
 from tests.benchmarks.subjects.trainings import Trainings
 
 
 class Learned(Trainings):
-    """Trainings whose final policies play."""
+    """Trainings, and what they come to."""
+
+    def curve(self, name: str, env_steps: int) -> list[tuple[int, float]]:
+        """Trains; after each iteration, the steps so far and the mean return of 100 episodes."""
+        algorithm, curve = self.algorithms[name], []
+        returns: deque[float] = deque(maxlen=100)
+        while algorithm.env_steps < env_steps:
+            algorithm.train()
+            returns.extend(episode.episode_reward for episode in algorithm.pop_episodes())
+            if returns:
+                curve.append((algorithm.env_steps, fmean(returns)))
+        return curve
 
     def learn(self, name: str, env_steps: int, num_episodes: int) -> list[float]:
         """Trains, then plays deterministic episodes from seed + i; their returns."""

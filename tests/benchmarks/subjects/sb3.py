@@ -79,6 +79,20 @@ class SB3Training:
         self._model.learn(steps, reset_num_timesteps=False)
         return steps / (time.perf_counter() - started)
 
+    def curve(self, env_steps: int) -> list[tuple[int, float]]:
+        """Trains; after each iteration, the steps so far and the mean return of 100 episodes."""
+        curve: list[tuple[int, float]] = []
+
+        def on_step(found: dict[str, Any], _: dict[str, Any]) -> bool:
+            model = found["self"]
+            done = model.num_timesteps
+            if done % self._steps_per_iteration == 0 and model.ep_info_buffer:
+                curve.append((done, float(np.mean([each["r"] for each in model.ep_info_buffer]))))
+            return True
+
+        self._model.learn(env_steps, callback=on_step)
+        return curve
+
     def learn(self, env_steps: int, num_episodes: int) -> list[float]:
         """Trains, then plays deterministic episodes from seed + i; their returns."""
         self._model.learn(env_steps)
