@@ -59,6 +59,13 @@ class Actor(nn.Module):
         """`dist_inputs` (B, D) of B steps."""
         return self(self.encode(history)).flatten(0, -2)  # type: ignore[no-any-return]
 
+    def prompts(self, history: History) -> list[str] | None:
+        """The texts that it reads at B steps; None if it reads numbers.
+
+        What a tokenizer puts before every text is not part of them.
+        """
+        return None
+
     def open_cache(self) -> ActingCache | None:
         """What saves work when the same weights act step after step; None if nothing does.
 

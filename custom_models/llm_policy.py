@@ -118,6 +118,9 @@ class LLMActor(Actor):
             return self.last_hidden(tokens).to(next(self.head.parameters()).device)
         return F.pad(tokens, (self.num_inputs - tokens.shape[1], 0), value=PADDING)
 
+    def prompts(self, history: History) -> list[str]:
+        return [self.config.task + text for text in self.writer.texts(history)]
+
     def forward(self, inputs: Tensor) -> Tensor:
         """`dist_inputs` of B steps from their inputs (B, num_inputs)."""
         if self.config.action_scoring == "tokens":

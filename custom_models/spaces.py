@@ -76,6 +76,23 @@ class ActionSpec:
         clipped: npt.NDArray[Any] = np.clip(env_actions, low, high)
         return clipped.reshape(len(actions), *self.shape)
 
+    def from_env(self, env_actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Maps env actions within the bounds to the policy actions that become them.
+
+        Args:
+            env_actions: (B,) integers from `start`, or (B, *shape).
+
+        Returns:
+            (B,) integers from 0, or (B, A) in normalised units; 0 where the bounds leave no choice.
+        """
+        if self.kind == "discrete":
+            return env_actions - self.start
+        scale, offset, _, _ = self._affine
+        flat = env_actions.reshape(len(env_actions), self.size) - offset
+        actions = np.zeros(flat.shape, np.float32)
+        np.divide(flat, scale, out=actions, where=scale != 0, casting="same_kind")
+        return actions
+
     @property
     def middle(self) -> npt.NDArray[Any]:
         """(1, ...) the env action that the policy action 0 becomes."""

@@ -18,6 +18,7 @@ from rl_service.cli.policies import policies
 from rl_service.cli.serve import serve
 from rl_service.cli.train import train
 from rl_service.cli.tune import tune
+from rl_service.cli.ui import ui
 from rl_service.common.errors import (
     RLServiceError,
     SettingsError,
@@ -41,7 +42,7 @@ app = command_group(
     pretty_exceptions_enable=False,
     context_settings={"token_normalize_func": _with_dashes, "help_option_names": ["-h", "--help"]},
 )
-for verb in (train, evaluate, compare, tune, serve, doctor):
+for verb in (train, evaluate, compare, tune, serve, ui, doctor):
     app.command()(verb)
 app.command(context_settings={"ignore_unknown_options": True})(submit)
 for group in (models, policies, cluster, jobs):

@@ -280,7 +280,10 @@ def _next_commands(result: TrainResult) -> list[tuple[str, str]]:
     resume = (f"rl-service train --resume {run}", "continue where it stopped")
     if result.status == "finished":  # its own limit is reached: to continue takes another one
         resume = (f"{resume[0]} -ne {2 * result.iterations}", "train twice as long")
-    commands = [resume, (f"tensorboard --logdir {run}", "look at the curves")]
+    commands = [
+        resume,
+        (f"rl-service ui {short_path(Path(result.run).parents[2])}", "look at the curves"),
+    ]
     if result.policy:
         evaluate = f"rl-service evaluate {short_path(result.policy)}{allowing(result.model)}"
         commands.insert(0, (evaluate, "play more episodes; --video FILE.mp4 shows one"))

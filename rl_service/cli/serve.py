@@ -41,6 +41,10 @@ def serve(
     ] = None,
     base_model: BaseModel = None,
     allow_module: AllowModule = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Output folder of trainings, which the page shows."),
+    ] = None,
     replicas: Annotated[
         str, typer.Option(metavar="N|MIN:MAX", help="Processes that answer.")
     ] = "1",
@@ -60,6 +64,7 @@ def serve(
         "registry": registry,
         "base_model": folder,
         "allow_modules": allow_module or [],
+        "runs": None if runs is None else str(runs.expanduser().absolute()),
         "token_file": None if token_file is None else str(token_file.absolute()),
         "log_folder": str(log_folder.absolute()),
         "min_replicas": min_replicas,

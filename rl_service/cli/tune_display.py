@@ -9,8 +9,9 @@ from rich.table import Table
 
 from rl_service.cli.console import allowing, duration, figure, mean_std, speed
 from rl_service.cli.display import Display
-from rl_service.tuning.observer import TrialStatus, TrialView, TuneResult, ranked
+from rl_service.tuning.observer import TuneResult
 from rl_service.tuning.plan import PBTSettings, TuningPlan
+from rl_service.tuning.trial_view import TrialStatus, TrialView, ranked
 
 _MAX_ROWS = 20
 _STYLES: dict[TrialStatus, str] = {

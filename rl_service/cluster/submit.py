@@ -31,7 +31,7 @@ from rl_service.config.presets import presets_folder, resolve_settings_file
 from rl_service.config.yaml_text import read_yaml_mapping
 
 COMMANDS = ("train", "tune", "evaluate", "compare")
-OTHER_COMMANDS = ("serve", "doctor", "models", "policies", "submit", "cluster", "jobs")
+OTHER_COMMANDS = ("serve", "ui", "doctor", "models", "policies", "submit", "cluster", "jobs")
 """Those that cannot be jobs."""
 _ATTEMPTS = 5  # to find an id that is not taken
 _SUBMITTED = "submitted"  # folder in the zip for a settings file that is not the project's

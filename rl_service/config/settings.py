@@ -141,6 +141,21 @@ class StopSettings(Group):
     time_s: PositiveFloat | None = None
     """Seconds of iterations (`time_total_s`), evaluations not included."""
 
+    def is_met(
+        self, *, iteration: float, env_steps: float, time_s: float, return_mean: float | None
+    ) -> bool:
+        """Whether a run that has come this far has reached one of the limits."""
+        return (
+            (self.iterations is not None and iteration >= self.iterations)
+            or (self.env_steps is not None and env_steps >= self.env_steps)
+            or (self.time_s is not None and time_s >= self.time_s)
+            or (
+                self.episode_return_mean is not None
+                and return_mean is not None
+                and return_mean >= self.episode_return_mean
+            )
+        )
+
 
 MAX_EVALUATED_STEPS = 10_000
 """Env steps that an episode of an evaluation may take by default."""

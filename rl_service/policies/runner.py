@@ -77,7 +77,7 @@ class PolicyRunner:
         Raises:
             ObservationError: if the shape differs, the batch is empty, or a number is not finite.
         """
-        seen = self._history(self._read(observations), history)
+        seen = self.reads(observations, history)
         with torch.no_grad():
             dist_inputs = self.actor.decide(seen).cpu()  # (B, num_dist_inputs)
             dist = distribution(self.action_spec, dist_inputs)
@@ -89,6 +89,13 @@ class PolicyRunner:
             log_prob=log_prob.numpy(),
             dist_inputs=dist_inputs.numpy(),
         )
+
+    def reads(self, observations: npt.ArrayLike, history: History | None = None) -> History:
+        """What the actor reads: hidden entries are zero, and numbers are normalised.
+
+        Args and errors are those of `act`.
+        """
+        return self._history(self._read(observations), history)
 
     def _history(self, obs: FloatArray, history: History | None) -> History:
         """What the actor reads: normalised observations, the current ones (B, O) at the end."""

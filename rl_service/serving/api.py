@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rl_service.common.errors import RLServiceError
-from rl_service.serving.documentation import DOCS_PAGE, START_PAGE, openapi_document
+from rl_service.common.errors import BundleError, RegistryError, RLServiceError
+from rl_service.serving.documentation import DOCS_PAGE, openapi_document
+from rl_service.serving.page import OPEN_PATHS, Handler, Page
 from rl_service.serving.refusals import RequestError, code_of, error_body
 from rl_service.serving.security import Tokens
 from rl_service.serving.service import Reply, Service
@@ -28,7 +29,7 @@ from rl_service.serving.shared import ServingMetrics, Shared, SharedUnavailable,
 _logger = logging.getLogger("rl_service.serving")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _JSON, _METRICS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
-_OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/")
+_OPEN_PATHS = ("/healthz", "/readyz", "/docs", *OPEN_PATHS)
 """No token is needed for them, and they are answered however busy the replica is."""
 _READY_TIMEOUT_S = 2.0
 _BUSY_RETRY_S = 1
@@ -37,14 +38,13 @@ _HTML_HEADERS = {
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'",
 }
 
-Handler = Callable[[Request], Awaitable[Reply | Response]]
-
 
 class Api:
     """The HTTP side of one replica.
 
     Args:
         service: what answers.
+        page: what people look at.
         shared: where the replicas' metrics meet.
         tokens: who may ask.
         metrics: of this replica.
@@ -54,12 +54,14 @@ class Api:
     def __init__(
         self,
         service: Service,
+        page: Page,
         shared: Shared,
         tokens: Tokens,
         metrics: ServingMetrics,
         replica: str,
     ) -> None:
-        self._service, self._shared, self._tokens = service, shared, tokens
+        self._service, self._page = service, page
+        self._shared, self._tokens = shared, tokens
         self._metrics, self._replica = metrics, replica
         self._ongoing = 0
 
@@ -85,8 +87,8 @@ class Api:
             "GET /openapi.json": self._openapi,
             "GET /healthz": self._healthz,
             "GET /readyz": self._readyz,
-            "GET /docs": lambda _: _page(DOCS_PAGE),
-            "GET /": lambda _: _page(START_PAGE),
+            "GET /docs": lambda _: _docs_page(),
+            **self._page.handlers(),
         }
         return FastAPI(
             openapi_url=None,
@@ -171,6 +173,8 @@ class Api:
             error = RequestError(
                 503, "sessions_unavailable", "sessions are restarting; try again", _BUSY_RETRY_S
             )
+        if isinstance(error, RegistryError | BundleError):
+            error = RequestError(503, "version_unavailable", str(error), _BUSY_RETRY_S)
         if not isinstance(error, RequestError):
             _logger.error("failed", extra={"fields": fields}, exc_info=error)
             text = str(error) if isinstance(error, RLServiceError) else "see the service's log"
@@ -218,7 +222,7 @@ class Api:
         return Response(merged(pages, num_sessions), media_type=_METRICS)
 
     async def _openapi(self, request: Request) -> Response:
-        policies = [await versions.stable() for versions in self._service.policies.values()]
+        policies = [await versions.stable() for versions in list(self._service.policies.values())]
         document = openapi_document(policies, self._tokens.required)
         return Response(json.dumps(document), media_type=_JSON)
 
@@ -260,8 +264,8 @@ def _request_id(request: Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 
-async def _page(text: str) -> Response:
-    return Response(text, media_type="text/html", headers=_HTML_HEADERS)
+async def _docs_page() -> Response:
+    return Response(DOCS_PAGE, media_type="text/html", headers=_HTML_HEADERS)
 
 
 def _json_response(body: bytes, status: int) -> Response:

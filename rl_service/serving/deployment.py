@@ -10,6 +10,8 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,21 @@ from ray.serve.config import AutoscalingConfig, DeploymentActorConfig
 from custom_models.kinds import allow_module
 from custom_models.text import one_line
 from rl_service.common.errors import SettingsError
+from rl_service.page.child import PlayError
+from rl_service.page.library import RunLibrary
+from rl_service.page.play import PlayRoom
 from rl_service.runtime.process import prepare_process
 from rl_service.runtime.ray_session import ray_log_folder, serve_client
 from rl_service.serving.api import Api
 from rl_service.serving.inputs import Limits
+from rl_service.serving.page import Page
 from rl_service.serving.security import TOKENS_VARIABLE, Tokens, is_loopback
 from rl_service.serving.service import Service
 from rl_service.serving.shared import ServingMetrics, SharedState, SharedUnavailable
 from rl_service.serving.sources import find_sources
 
-_SHARED = "shared"
+_SHARED, _PLAYS = "shared", "plays"
+_PLAYS_LOST = "the plays have ended, and new ones can be started in a moment; start again"
 _WATCH_INTERVAL_S = 1.0
 _DRAIN_S = 10.0
 _UNLIMITED = 1_000_000
@@ -58,6 +65,8 @@ class Arguments(BaseModel):
     store; on every node that runs a replica."""
     token_file: str | None = None
     """On every node that runs a replica."""
+    runs: str | None = None
+    """Output folder of trainings, which the page shows; on every node that runs a replica."""
     allow_modules: tuple[str, ...] = ()
     """Modules that models of bundles may be imported from."""
     log_folder: str | None = None
@@ -72,21 +81,27 @@ class Arguments(BaseModel):
     limits: Limits = Limits()
 
 
-class _SharedHandle:
-    """`SharedState` in its actor. After a loss it finds the next one."""
+class _ActorHandle:
+    """An object in its actor. After a loss it finds the next one.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the actor.
+        lost: makes what to raise as long as there is none.
+    """
+
+    def __init__(self, name: str, lost: Callable[[], Exception]) -> None:
+        self._name, self._lost = name, lost
         self._actor: Any = None
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
             try:
                 if self._actor is None:
-                    self._actor = serve.get_deployment_actor(_SHARED)
+                    self._actor = serve.get_deployment_actor(self._name)
                 return await getattr(self._actor, method).remote(*arguments)
             except (RayActorError, ValueError) as error:
                 self._actor = None
-                raise SharedUnavailable from error
+                raise self._lost() from error
 
         return call
 
@@ -106,7 +121,8 @@ class PolicyService:
         replica = serve.get_replica_context().replica_id.unique_id
         folder = Path(given.log_folder) if given.log_folder else ray_log_folder() / "serve"
         self._log = _log_to(folder / f"requests-{replica}.jsonl")
-        self._shared = _SharedHandle()
+        self._shared = _ActorHandle(_SHARED, SharedUnavailable)
+        plays = _ActorHandle(_PLAYS, partial(PlayError, "unknown_play", 404, _PLAYS_LOST))
         self._metrics, self._replica = ServingMetrics(), replica
         tokens = Tokens(Path(given.token_file) if given.token_file else None)
         _check_exposure(with_tokens=tokens.required)
@@ -117,7 +133,8 @@ class PolicyService:
             self._metrics,
             given.canary,
         )
-        self._api = Api(self._service, self._shared, tokens, self._metrics, replica)
+        page = Page(self._service, plays, RunLibrary(Path(given.runs)) if given.runs else None)
+        self._api = Api(self._service, page, self._shared, tokens, self._metrics, replica)
         self._watching: asyncio.Task[None] | None = None
         self._checked = False
 
@@ -204,7 +221,13 @@ def build_app(arguments: dict[str, Any]) -> serve.Application:
                 actor_class=ray.remote(SharedState),
                 init_args=(limits.max_sessions, limits.session_ttl_s),
                 actor_options={"num_cpus": 0},
-            )
+            ),
+            DeploymentActorConfig(
+                name=_PLAYS,
+                actor_class=ray.remote(PlayRoom),
+                init_args=(given.allow_modules,),
+                actor_options={"num_cpus": 0},
+            ),
         ],
         **_replicas(given),
     )

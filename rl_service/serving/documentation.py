@@ -1,7 +1,4 @@
-"""What the service says of itself: the OpenAPI document, and two pages for people.
-
-The pages load nothing from elsewhere: one to try a policy, one with the routes.
-"""
+"""What the service says of its routes: the OpenAPI document, and a page that shows it."""
 
 from __future__ import annotations
 
@@ -220,41 +217,6 @@ const ask = async (path, body) => {
   if (!reply.ok) throw new Error(found.error.message);
   return found;
 };
-"""
-
-START_PAGE = f"""<!doctype html><html lang="en"><title>rl-service</title>{_STYLE}
-<h1>rl-service</h1>
-<p>Send an observation, get an action. <a href="docs">All routes</a>.</p>
-<label for="token">Token, if the service asks for one</label><input id="token" type="password">
-<label for="policy">Policy</label><select id="policy"></select>
-<label for="body">Request</label><textarea id="body" rows="5"></textarea>
-<button id="act">Act</button><pre id="reply" aria-live="polite"></pre>
-<script>{_SCRIPT}
-const show = value => $("reply").textContent =
-  typeof value === "string" ? value : JSON.stringify(value, null, 1);
-let policies = {{}};
-const choose = () => {{
-  const zeros = shape => shape.length === 0 ? 0
-    : Array.from({{length: shape[0]}}, () => zeros(shape.slice(1)));
-  const policy = policies[$("policy").value];
-  const observation = zeros(policy?.observation_space.shape ?? []);
-  if (policy) $("body").value = JSON.stringify({{observation}});
-}};
-const load = async () => {{
-  try {{
-    const found = (await ask("v1/policies")).policies;
-    policies = Object.fromEntries(found.map(policy => [policy.policy, policy]));
-    $("policy").replaceChildren(...found.map(policy => new Option(policy.policy)));
-    choose(); show(found);
-  }} catch (error) {{ show(error.message); }}
-}};
-$("policy").onchange = choose; $("token").onchange = load;
-$("act").onclick = async () => {{
-  const path = "v1/policies/" + encodeURIComponent($("policy").value) + "/act";
-  try {{ show(await ask(path, $("body").value)); }} catch (error) {{ show(error.message); }}
-}};
-load();
-</script></html>
 """
 
 DOCS_PAGE = f"""<!doctype html><html lang="en"><title>rl-service: routes</title>{_STYLE}

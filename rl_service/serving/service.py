@@ -7,6 +7,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
 from custom_models.text import nearest
+from rl_service.common.errors import BundleError, RegistryError
 from rl_service.policies.runner import Actions
 from rl_service.serving.inputs import (
     Limits,
@@ -58,25 +60,42 @@ class Service:
     ) -> None:
         self.limits = limits
         self.loader = Loader(limits, metrics)
-        self.policies = {
-            source.name: VersionRouter(source, self.loader, shared, metrics, canary_share)
-            for source in sources
-        }
+        self._shared, self._metrics, self._canary_share = shared, metrics, canary_share
+        self.policies = {source.name: self._router(source) for source in sources}
+        self._described: dict[tuple[str, int], Reply] = {}
         self.sessions = Sessions(self.policies, self.loader, shared, limits)
+
+    def _router(self, source: PolicySource) -> VersionRouter:
+        return VersionRouter(source, self.loader, self._shared, self._metrics, self._canary_share)
+
+    async def add(self, source: PolicySource) -> None:
+        """Serves one more policy, once it has passed its checks."""
+        router = self._router(source)
+        await router.start()
+        self.policies[source.name] = router
 
     async def start(self) -> None:
         """See `VersionRouter.start`."""
-        for versions in self.policies.values():
+        for versions in list(self.policies.values()):
             await versions.start()
 
     async def watch_once(self) -> None:
         """See `VersionRouter.watch_once`."""
-        for versions in self.policies.values():
+        for versions in list(self.policies.values()):
             await versions.watch_once()
 
     async def list_policies(self) -> Reply:
         """All served policies."""
-        return {"policies": [await self.describe(name) for name in self.policies]}
+        found = []
+        for name in list(self.policies):  # more may come meanwhile
+            with suppress(BundleError, RegistryError):  # what cannot be read now hides no other
+                found.append(await self.describe(name))
+        return {"policies": found}
+
+    async def loaded(self, reference: str) -> Loaded:
+        """The version of `name` that takes the traffic, or that of `name:version`."""
+        versions, version = _find(self.policies, reference)
+        return await (versions.stable() if version is None else versions.pinned(version))
 
     async def describe(self, reference: str) -> Reply:
         """What a client must know of one: spaces, version, score.
@@ -85,20 +104,12 @@ class Service:
             reference: `name`, or `name:version`.
         """
         versions, version = _find(self.policies, reference)
-        loaded = await (versions.stable() if version is None else versions.pinned(version))
-        spec = loaded.policy.spec
-        return {
-            "policy": loaded.name,
-            "version": loaded.version,
-            "env": spec.env.id,
-            "max_episode_steps": spec.env.max_episode_steps,
-            "model": spec.model.name,
-            "observation_space": spec.observation_space.model_dump(),
-            "action_space": spec.action_space.model_dump(),
-            "context_length": loaded.policy.actor.context_length,
-            "episode_return_mean": spec.evaluation.get("episode_return_mean"),
-            "weights_sha256": spec.weights_sha256,
-        }
+        key = versions.name, versions.stable_version if version is None else version
+        described = self._described.get(key)
+        if described is None:  # kept, as a list of many policies must not load all of them
+            loaded = await self.loaded(reference)
+            described = self._described[loaded.name, loaded.version] = _description(loaded)
+        return dict(described)
 
     async def act(self, reference: str, body: bytes) -> Reply:
         """Actions for one observation or a batch."""
@@ -265,6 +276,22 @@ class Sessions:
             last_reply=json.dumps(reply).encode(),
         )
         return reply, after
+
+
+def _description(loaded: Loaded) -> Reply:
+    spec = loaded.policy.spec
+    return {
+        "policy": loaded.name,
+        "version": loaded.version,
+        "env": spec.env.id,
+        "max_episode_steps": spec.env.max_episode_steps,
+        "model": spec.model.name,
+        "observation_space": spec.observation_space.model_dump(),
+        "action_space": spec.action_space.model_dump(),
+        "context_length": loaded.policy.actor.context_length,
+        "episode_return_mean": spec.evaluation.get("episode_return_mean"),
+        "weights_sha256": spec.weights_sha256,
+    }
 
 
 def _find(

@@ -19,6 +19,7 @@ from rl_service.policies.bundle_files import (
     is_whole_bundle,
 )
 from rl_service.policies.locate import ZOO, find_policy
+from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.policies.registry import PRODUCTION, PolicyRegistry, Reference, parse_reference
 
 _DIGITS = 7
@@ -49,6 +50,10 @@ class PolicySource(ABC):
     @abstractmethod
     def fetch(self, version: int) -> Path:
         """A folder with its bundle."""
+
+    def history(self) -> list[PolicyVersion]:
+        """All versions, oldest first; none where nobody keeps them."""
+        return []
 
     def give_up(self, version: int, serves: int) -> None:  # noqa: B027 - most have no other
         """The version has failed its trial: what chose it is to choose the one that serves."""
@@ -156,8 +161,10 @@ class RegistrySource(PolicySource):
         return self._wanted
 
     def knows(self, version: int) -> bool:
-        known = self._registry.versions(self._reference.name)
-        return any(each.version == version for each in known)
+        return any(each.version == version for each in self.history())
+
+    def history(self) -> list[PolicyVersion]:
+        return self._registry.versions(self._reference.name)
 
     def fetch(self, version: int) -> Path:
         wanted = self._registry.resolve(f"{self._reference.name}:{version}")

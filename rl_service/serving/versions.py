@@ -57,6 +57,11 @@ class VersionRouter:
         """Latencies of the stable version, for the next trial."""
         self._last_problem = ""
 
+    @property
+    def stable_version(self) -> int:
+        """That of `stable`."""
+        return self._stable
+
     async def stable(self) -> Loaded:
         """The version that takes the traffic."""
         return await self.load(self._stable)

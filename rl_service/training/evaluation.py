@@ -122,7 +122,7 @@ def evaluate(
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
         envs = _make_envs(stack, env, min(num_episodes, NUM_PARALLEL_ENVS), video is not None)
-        _check_spaces(runner, envs[0], env.id)
+        check_spaces(runner, envs[0], env.id)
         add_frame = _no_frame if video is None else stack.enter_context(mp4_video(video, envs[0]))
         history = RunningHistory(len(envs), runner.actor.context_length, runner.action_spec)
         episodes = _Episodes(
@@ -143,8 +143,12 @@ def _make_envs(
     return envs
 
 
-def _check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> None:
-    """Raises EnvError if the policy was trained for other spaces."""
+def check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> None:
+    """Compares the spaces of an environment with those of a policy.
+
+    Raises:
+        EnvError: if the policy was trained for other spaces.
+    """
     shape = raw_observation_space(env).shape
     if runner.observation_shape not in (shape, env.observation_space.shape):
         raise EnvError(

@@ -80,17 +80,11 @@ class Trainer:
     @property
     def is_done(self) -> bool:
         """Whether a stop criterion of the settings is met."""
-        stop = self.settings.stop
-        mean = self.progress.return_mean
-        return (
-            (stop.iterations is not None and self.iteration >= stop.iterations)
-            or (stop.env_steps is not None and self.algo.env_steps >= stop.env_steps)
-            or (stop.time_s is not None and self.progress.time_total_s >= stop.time_s)
-            or (
-                stop.episode_return_mean is not None
-                and mean is not None
-                and mean >= stop.episode_return_mean
-            )
+        return self.settings.stop.is_met(
+            iteration=self.iteration,
+            env_steps=self.algo.env_steps,
+            time_s=self.progress.time_total_s,
+            return_mean=self.progress.return_mean,
         )
 
     def iterate(self) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from rl_service.training.run import Run
 from rl_service.tuning.storage import PLAN_FILE
 
 Floats = NDArray[np.float64]
+RunKey = TypeVar("RunKey", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ def load_groups(references: Sequence[str]) -> list[RunGroup]:
     """
     named = [_split(reference) for reference in references]
     runs = [_read(run) for _, run in named]
-    plain = _plain_labels([r for r, (label, _) in zip(runs, named, strict=True) if not label])
+    unnamed = [run for run, (label, _) in zip(runs, named, strict=True) if not label]
+    plain = plain_labels({run.path: run.settings for run in unnamed})
     groups: dict[str, RunGroup] = {}
     for (given, _), run in zip(named, runs, strict=True):
         label = given or plain[run.path]
@@ -173,17 +175,25 @@ def _read(reference: str) -> RunCurves:
     return RunCurves(run.path, run.settings, curves_of(rows, str(run.path / "progress.jsonl")))
 
 
-def _plain_labels(runs: Iterable[RunCurves]) -> dict[Path, str]:
-    """Labels by the runs' folders: model, algorithm, env, and settings that make a difference."""
-    by_name: dict[str, dict[Path, dict[str, Any]]] = {}
-    for run in runs:
-        s = run.settings
+def plain_labels(runs: Mapping[RunKey, Settings]) -> dict[RunKey, str]:
+    """Labels of runs: model, algorithm, env, and settings that make a difference.
+
+    Runs that differ in their seed only have the same label.
+
+    Args:
+        runs: settings by whatever identifies a run.
+
+    Returns:
+        Labels by the same.
+    """
+    by_name: dict[str, dict[RunKey, dict[str, Any]]] = {}
+    for run, s in runs.items():
         name = f"{s.model.name} {s.algorithm.name} {s.env.id}"
-        by_name.setdefault(name, {})[run.path] = _compared(s)
+        by_name.setdefault(name, {})[run] = _compared(s)
     return {
-        path: ", ".join([name, *(f"{key}={settings[key]}" for key in _varying(alike.values()))])
+        run: ", ".join([name, *(f"{key}={settings[key]}" for key in _varying(alike.values()))])
         for name, alike in by_name.items()
-        for path, settings in alike.items()
+        for run, settings in alike.items()
     }
 
 

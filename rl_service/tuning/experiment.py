@@ -18,13 +18,7 @@ from rl_service.common.storage import Storage
 from rl_service.runtime.machine import available_gpus
 from rl_service.runtime.ray_session import ray_session
 from rl_service.training.run import Run
-from rl_service.tuning.observer import (
-    TrialTrackers,
-    TrialView,
-    TuneResult,
-    TuningObserver,
-    trial_folder,
-)
+from rl_service.tuning.observer import TrialTrackers, TuneResult, TuningObserver
 from rl_service.tuning.outcome import (
     PRESET_FILE,
     RESULTS_FILE,
@@ -40,6 +34,7 @@ from rl_service.tuning.resources import check_placement, check_shared, trial_res
 from rl_service.tuning.search import build_scheduler, search_arguments
 from rl_service.tuning.storage import saved_trials, tune_arguments, working_folder
 from rl_service.tuning.trial import TuningTrial
+from rl_service.tuning.trial_view import TrialView, trial_folder
 
 REPORT_FOLDER = "report"
 _STOPPING = "stopping when the trials are saved; Ctrl-C again ends the experiment at once"

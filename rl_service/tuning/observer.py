@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,51 +13,10 @@ from rl_service.training.run import Run
 from rl_service.training.tracking import Notify, RunStatus, Tracker, build_trackers
 from rl_service.tuning.plan import SCORE, TuningPlan
 from rl_service.tuning.space import SearchSpace
+from rl_service.tuning.trial_view import TrialView, trial_folder
 
 TRAINING_PREFIX = "train/"
 """Of a result's numbers that are a training's own."""
-
-TrialStatus = Literal["waiting", "running", "paused", "finished", "stopped early", "failed"]
-"""`stopped early`: by the scheduler or the time budget, for good. `paused` and `waiting` trials of
-a stopped experiment continue with it."""
-
-
-@dataclass(frozen=True)
-class TrialView:
-    """How a trial stands."""
-
-    trial_id: str
-    status: TrialStatus
-    values: dict[str, Any]
-    """What its settings were drawn to, by setting."""
-    env_steps: int | None
-    """Of each seed; None before its first report, as the rest."""
-    score: float | None
-    best_score: float | None
-    env_steps_per_s: float | None
-    time_s: float | None
-    """That it has run for."""
-    num_failures: int = 0
-    """Times that its process or node died."""
-    error: str | None = None
-    """One line; None if it has not failed."""
-    seed_scores: list[float] = field(default_factory=list)
-    checkpoint: Any = None
-    """Ray Tune's newest of the trial; None if it has none."""
-
-
-def ranked(trials: Sequence[TrialView]) -> list[TrialView]:
-    """Best score first; without one, and failed ones, last.
-
-    Of equals, the one that ended better is the steadier; then the faster first.
-    """
-
-    def rank(trial: TrialView) -> tuple[bool, float, float, float]:
-        scores = (trial.best_score, trial.score)
-        best, last = (float("inf") if score is None else -score for score in scores)
-        return (trial.status == "failed", best, last, trial.time_s or 0.0)
-
-    return sorted(trials, key=rank)
 
 
 @dataclass(frozen=True)
@@ -111,11 +70,6 @@ class TuningObserver(Protocol):
 
     def on_finish(self, result: TuneResult, trials: Sequence[TrialView]) -> None:
         """The experiment ended or was stopped; not called after an exception."""
-
-
-def trial_folder(trial_id: str) -> str:
-    """Folder of a trial within its experiment."""
-    return f"trial_{trial_id}"
 
 
 class TrialTrackers:

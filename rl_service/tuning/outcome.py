@@ -28,10 +28,10 @@ from rl_service.policies.policy_versions import PolicyVersion
 from rl_service.training.best_policy import register_best
 from rl_service.training.evaluation import EvaluationResult, evaluate
 from rl_service.training.tracking import Notify
-from rl_service.tuning.observer import TrialView, ranked
 from rl_service.tuning.plan import TuningPlan
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.trial import BUNDLE, member_seeds, seed_folder
+from rl_service.tuning.trial_view import TrialView, ranked
 
 RESULTS_FILE = "results.csv"
 PRESET_FILE = "best.yaml"

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,12 @@ from rl_service.common.errors import (
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.common.storage import Storage
 from rl_service.runtime.signals import StopRequest
-from rl_service.tuning.observer import TrialStatus, TrialTrackers, TrialView, TuningObserver
+from rl_service.tuning.observer import TrialTrackers, TuningObserver
 from rl_service.tuning.plan import BEST_SCORE, ENDED, SCORE, SPEED
 from rl_service.tuning.space import SearchSpace
 from rl_service.tuning.storage import back_up
+from rl_service.tuning.trial_view import TrialView, trial_status
 
-_STATUS: dict[str, TrialStatus] = {
-    Trial.PENDING: "waiting",
-    Trial.RUNNING: "running",
-    Trial.PAUSED: "paused",
-    Trial.ERROR: "failed",
-}
 _SCHEDULER = "scheduler"
 _SNAPSHOT_PERIOD_S = 5.0
 
@@ -194,7 +189,7 @@ class TuneCallback(Callback):  # type: ignore[misc]
         result = trial.last_result or {}
         return TrialView(
             trial_id=trial.trial_id,
-            status=_status(trial.status, result, is_cut=trial.trial_id in self._cut),
+            status=trial_status(trial.status, result, is_cut=trial.trial_id in self._cut),
             values=self._space.values(trial.config),
             env_steps=result.get(ENV_STEPS),
             score=result.get(SCORE),
@@ -286,20 +281,6 @@ class TuneCallback(Callback):  # type: ignore[misc]
 
     def _report(self, trials: Sequence[Trial]) -> None:
         self._observer.on_trials([self.view(trial) for trial in trials])
-
-
-def _status(status: str, result: Mapping[str, Any], *, is_cut: bool) -> TrialStatus:
-    """Tune ends all trials alike, those that are through and those that it had to stop.
-
-    A trial that was cut when the experiment was stopped continues with it.
-    """
-    if status != Trial.TERMINATED:
-        return _STATUS[status]
-    if result.get(ENDED):
-        return "finished"
-    if is_cut:
-        return "paused" if result else "waiting"
-    return "stopped early"
 
 
 def _error(trial: Trial) -> str | None:

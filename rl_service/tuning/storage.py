@@ -28,8 +28,9 @@ PLAN_FILE = "tuning.yaml"
 LOG_FILE = "log.txt"
 DEFAULT_STORAGE = "runs"
 BACKUP_FOLDER = "snapshot"
-_STATE = "experiment_state-"
-_KINDS = (_STATE, "search_gen_state-", "searcher-state-", "callback-states-")
+STATE = "experiment_state-"
+"""Beginning of the name of a snapshot's file with the trials, which is JSON."""
+_KINDS = (STATE, "search_gen_state-", "searcher-state-", "callback-states-")
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def _make_newest(storage: Storage, files: Mapping[str, bytes], later: list[str])
 
 
 def _trials(files: Mapping[str, bytes]) -> set[str]:
-    [state] = [content for name, content in files.items() if Path(name).name.startswith(_STATE)]
+    [state] = [content for name, content in files.items() if Path(name).name.startswith(STATE)]
     return {json.loads(trial)["trial_id"] for trial, _ in json.loads(state)["trial_data"]}
 
 
@@ -200,7 +201,7 @@ def _damaged(files: Mapping[str, bytes]) -> list[str]:
 
 
 def _is_whole(name: str, content: bytes) -> bool:
-    if not Path(name).name.startswith(_STATE):  # the others are pickles, whatever their names say
+    if not Path(name).name.startswith(STATE):  # the others are pickles, whatever their names say
         return content.endswith(pickle.STOP)
     try:
         json.loads(content)

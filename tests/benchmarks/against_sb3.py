@@ -42,18 +42,21 @@ def our_candidates(
     return {name: partial(rate, name) for name in names}
 
 
-def ppo_training(
-    env_id: str, num_envs: int, train_batch_size: int, minibatch_size: int, num_epochs: int
-) -> dict[str, Any]:
-    """Arguments of `SB3Training` for PPO of our sizes."""
+def ppo_training(env_id: str, sizes: Any) -> dict[str, Any]:
+    """Arguments of `SB3Training` for PPO of our sizes.
+
+    Args:
+        env_id: of gymnasium.
+        sizes: has `num_envs`, `train_batch_size`, `minibatch_size` and `num_epochs`.
+    """
     return {
         "env_id": env_id,
-        "num_envs": num_envs,
+        "num_envs": sizes.num_envs,
         "algorithm": "ppo",
         "arguments": {
-            "n_steps": train_batch_size // num_envs,
-            "batch_size": minibatch_size,
-            "n_epochs": num_epochs,
+            "n_steps": sizes.train_batch_size // sizes.num_envs,
+            "batch_size": sizes.minibatch_size,
+            "n_epochs": sizes.num_epochs,
         },
-        "steps_per_iteration": train_batch_size,
+        "steps_per_iteration": sizes.train_batch_size,
     }

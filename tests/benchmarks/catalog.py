@@ -13,6 +13,7 @@ from tests.benchmarks import (
     faults,
     language_model,
     memory,
+    page,
     remembering,
     returns,
     sampling,
@@ -61,6 +62,7 @@ BENCHMARKS = {
     "startup": Benchmark(startup.measure, startup.tables),
     "scaling": Benchmark(scaling.measure, scaling.tables),
     "serving": Benchmark(serving.measure, serving.tables, tried_elsewhere=True),
+    "page": Benchmark(page.measure, page.tables),
     "tuning": Benchmark(tuning.measure, tuning.tables, tried_elsewhere=True),
     "elasticity": Benchmark(
         elasticity.measure, elasticity.tables, by_default=False, tried_elsewhere=True

@@ -72,13 +72,7 @@ def _training(open_subject: OpenSubject, sizes: Sizes) -> Raw:
         path = "tests.benchmarks.subjects.trainings:Trainings"
         ours = stack.enter_context(open_subject(path, variants=variants))
         candidates = our_candidates(ours, variants, sizes.iterations)
-        training = ppo_training(
-            sizes.env_id,
-            sizes.num_envs,
-            sizes.train_batch_size,
-            sizes.minibatch_size,
-            sizes.num_epochs,
-        )
+        training = ppo_training(sizes.env_id, sizes)
         training |= {"algorithm": "recurrent_ppo", "lstm_size": LSTM_SIZE}
         theirs = sb3_candidates(stack, open_subject, sizes.iterations, **training)
         candidates |= {f"SB3 {vec_env}": train for vec_env, train in theirs.items()}

@@ -73,13 +73,7 @@ def _ours(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
 
 
 def _theirs(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
-    training = ppo_training(
-        sizes.env_id,
-        sizes.num_envs,
-        sizes.train_batch_size,
-        sizes.minibatch_size,
-        sizes.num_epochs,
-    )
+    training = ppo_training(sizes.env_id, sizes)
     with open_subject(SUBJECT, vec_env="dummy", seed=seed, **training) as subject:
         returns: list[float] = subject.learn(sizes.env_steps, sizes.num_episodes)
     return returns

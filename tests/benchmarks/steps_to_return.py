@@ -68,13 +68,7 @@ def _ours(open_subject: OpenSubject, seed: int, sizes: Sizes) -> Curve:
 
 
 def _theirs(open_subject: OpenSubject, seed: int, sizes: Sizes) -> Curve:
-    training = ppo_training(
-        sizes.env_id,
-        sizes.num_envs,
-        sizes.train_batch_size,
-        sizes.minibatch_size,
-        sizes.num_epochs,
-    )
+    training = ppo_training(sizes.env_id, sizes)
     training |= {"algorithm": "recurrent_ppo", "lstm_size": LSTM_SIZE}
     training["arguments"] |= DISCOUNTS
     with open_subject(SUBJECT, vec_env="dummy", seed=seed, **training) as subject:

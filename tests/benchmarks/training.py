@@ -52,13 +52,7 @@ def _measure(open_subject: OpenSubject, env_id: str, sizes: Sizes) -> Raw:
             )
         )
         candidates = {"ours": partial(ours.train, "ours", sizes.iterations)}
-        training = ppo_training(
-            env_id,
-            sizes.num_envs,
-            sizes.train_batch_size,
-            sizes.minibatch_size,
-            sizes.num_epochs,
-        )
+        training = ppo_training(env_id, sizes)
         candidates |= sb3_candidates(stack, open_subject, sizes.iterations, **training)
         return interleaved(candidates, sizes.repeats, warmups=1)
 

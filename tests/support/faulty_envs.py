@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,16 @@ class Told(gym.Wrapper[Any, Any, Any, Any]):
             `raises` or `nan` is removed by the first one that sees it in a step, which then
             stands still, raises or returns NaN.
         inner: id of the environment.
+        render_mode: gymnasium's.
     """
 
-    def __init__(self, folder: str, inner: str = "CartPole-v1") -> None:
+    def __init__(
+        self, folder: str, inner: str = "CartPole-v1", render_mode: str | None = None
+    ) -> None:
         self._folder = Path(folder)
         if (self._folder / ABSENT).exists():
             raise RuntimeError("the simulator is away")
-        super().__init__(gym.make(inner))
+        super().__init__(gym.make(inner, render_mode=render_mode))
 
     def step(self, action: Any) -> Any:
         obs, *rest = super().step(action)
@@ -46,6 +50,20 @@ class Told(gym.Wrapper[Any, Any, Any, Any]):
             (self._folder / what).unlink()
             return True
         return False
+
+
+class Spawning(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 with a process of its own, whose id is in a file `spawned`.
+
+    Args:
+        folder: for that file.
+        render_mode: gymnasium's.
+    """
+
+    def __init__(self, folder: str, render_mode: str | None = None) -> None:
+        super().__init__(gym.make("CartPole-v1", render_mode=render_mode))
+        process = subprocess.Popen(["sleep", "1000"])
+        Path(folder, "spawned").write_text(str(process.pid))
 
 
 class Slow(gym.Wrapper[Any, Any, Any, Any]):

@@ -5,30 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 
+from rl_service.page.library import RunLibrary
+from rl_service.page.play import PlayRoom
 from rl_service.serving.api import Api
 from rl_service.serving.inputs import Limits
+from rl_service.serving.local import InProcess
+from rl_service.serving.page import Page
 from rl_service.serving.security import Tokens
 from rl_service.serving.service import Service
 from rl_service.serving.shared import ServingMetrics, SharedState
 from rl_service.serving.sources import PolicySource
 
 
-class LocalShared:
+class LocalShared(InProcess):
     """`SharedState` of this process, to be awaited as its actor would be."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         limits = limits or Limits()
         self.state = SharedState(limits.max_sessions, limits.session_ttl_s)
-
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            return getattr(self.state, method)(*arguments)
-
-        return call
+        super().__init__(self.state)
 
 
 class NumberedBundles(PolicySource):
@@ -65,11 +63,13 @@ async def build_local(
     limits: Limits | None = None,
     tokens: Tokens | None = None,
     canary: float = 0.0,
+    runs: Path | None = None,
 ) -> tuple[FastAPI, Service, LocalShared]:
     """The application with its policies loaded."""
     limits = limits or Limits()
     shared, metrics = LocalShared(limits), ServingMetrics()
     service = Service(sources, limits, shared, metrics, canary)
     await service.start()
-    api = Api(service, shared, tokens or Tokens(None, {}), metrics, "local")
+    page = Page(service, PlayRoom(), None if runs is None else RunLibrary(runs))
+    api = Api(service, page, shared, tokens or Tokens(None, {}), metrics, "local")
     return api.build(), service, shared

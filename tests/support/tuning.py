@@ -14,8 +14,9 @@ import gymnasium as gym
 import yaml
 
 from rl_service.tuning.experiment import tune_experiment
-from rl_service.tuning.observer import TrialView, TuneResult
+from rl_service.tuning.observer import TuneResult
 from rl_service.tuning.plan import TuningPlan, load_plan, new_experiment
+from rl_service.tuning.trial_view import TrialView
 from tests.support.rays import command_environment
 
 NAME = "cartpole-v1-mlp-ppo"

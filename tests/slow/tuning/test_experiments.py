@@ -14,9 +14,9 @@ import pytest
 from rl_service.common.errors import TuningError
 from rl_service.tuning import experiment as experiment_module
 from rl_service.tuning.experiment import tune_experiment
-from rl_service.tuning.observer import TrialView
 from rl_service.tuning.plan import TuningPlan, new_experiment
 from rl_service.tuning.storage import find_experiment
+from rl_service.tuning.trial_view import TrialView
 from tests.support.rays import actor_pids
 from tests.support.tuning import NAME, Watcher, iterations, run_plan, small_plan
 from tests.support.wandb_runs import curve, records

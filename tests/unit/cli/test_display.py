@@ -106,7 +106,7 @@ def test_the_end_shows_the_evaluation_and_three_commands_to_copy(result: TrainRe
     assert "In the registry: lunarlander-v3-gpt2_critic-ppo:3" in lines
     assert f"  rl-service evaluate {BUNDLE}" in lines
     assert f"  rl-service train --resume {RUN} -ne 300" in lines
-    assert f"  tensorboard --logdir {RUN}" in lines
+    assert "  rl-service ui ." in lines
 
 
 def test_a_stopped_run_can_be_resumed_as_it_is(result: TrainResult) -> None:

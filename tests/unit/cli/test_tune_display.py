@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_service.cli.tune_display import TuneDisplay
-from rl_service.tuning.observer import TrialView, TuneResult
+from rl_service.tuning.observer import TuneResult
+from rl_service.tuning.trial_view import TrialView
 from tests.support.tuning import small_plan
 
 

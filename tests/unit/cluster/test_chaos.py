@@ -79,7 +79,10 @@ def test_workers_of_the_cluster_die_in_the_plan_s_order_and_nobody_else(start: S
     moments = iter([Moment(0.0, 0.5), Moment(0.1, 0.9), Moment(0.2, 0.0)])
     done = [victim and victim.pid for victim in unleash("chaos", "workers", moments)]
     assert done == [pids[1], pids[2], pids[0]]
-    assert victims("chaos", "workers") == []
+    deadline = time.monotonic() + 60
+    while victims("chaos", "workers"):  # a killed process takes a moment to go
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert command_line(other).startswith("ray::VectorRolloutWorker")
 
 

@@ -52,6 +52,30 @@ def test_samples_follow_the_distribution() -> None:
     assert abs(float(samples.std()) - 2.0) < 0.06
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Discrete(3, start=-1),
+        gym.spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 0.5]), dtype=np.float64),
+        gym.spaces.Box(-1.0, 3.0, (2, 2)),
+        gym.spaces.Box(-np.inf, np.inf, (3,)),
+    ],
+    ids=str,
+)
+def test_env_actions_become_the_policy_actions_that_lead_to_them(space: gym.Space[Any]) -> None:
+    space.seed(0)
+    spec = ActionSpec.from_space(space)
+    env_actions = np.stack([space.sample() for _ in range(5)])
+    actions = spec.from_env(env_actions)
+    assert actions.shape == ((5,) if spec.kind == "discrete" else (5, spec.size))
+    np.testing.assert_allclose(spec.to_env(actions), env_actions, rtol=1e-5, atol=1e-6)
+
+
+def test_an_action_without_a_choice_is_0_to_the_policy() -> None:
+    spec = ActionSpec.from_space(gym.spaces.Box(np.ones(1, np.float32), np.ones(1, np.float32)))
+    assert spec.from_env(np.ones((1, 1), np.float32)).tolist() == [[0.0]]
+
+
 @pytest.mark.parametrize("log_std", ["free", "state"])
 def test_gaussian_actor_starts_near_zero_with_the_asked_deviation(log_std: str) -> None:
     spec = ActionSpec.from_space(gym.spaces.Box(-2.0, 2.0, (3,)))

@@ -21,6 +21,7 @@ ORDER = [
     ["rl_service.policies"],
     ["rl_service.training"],
     ["rl_service.tuning"],
+    ["rl_service.page"],
     ["rl_service.serving"],
     ["rl_service.cluster"],
     ["rl_service.cli"],

@@ -9,8 +9,9 @@ import pytest
 
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.tuning import observer
-from rl_service.tuning.observer import TrialTrackers, TrialView
+from rl_service.tuning.observer import TrialTrackers
 from rl_service.tuning.plan import SCORE
+from rl_service.tuning.trial_view import TrialView
 from tests.support.tuning import small_plan
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rl_service.config.load import load_settings
-from rl_service.tuning.observer import TrialView, ranked
 from rl_service.tuning.outcome import (
     best_preset,
     draw_figures,
@@ -17,6 +16,7 @@ from rl_service.tuning.outcome import (
     results_table,
 )
 from rl_service.tuning.plan import TuningPlan
+from rl_service.tuning.trial_view import TrialView, ranked
 from tests.support.tuning import small_plan
 
 
