@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import time
 from pathlib import Path
 
 from rl_service.common.errors import SettingsError
@@ -81,24 +83,30 @@ def ray_remedy(problem: str) -> str:
     return "free memory, CPUs and room in /tmp, and try again"
 
 
-def usable_port(flag: str, port: int, host: str) -> int:
+def usable_port(flag: str, port: int, host: str, patience_s: float = 0.0) -> int:
     """The port, or a free one for 0.
 
     Args:
         flag: the flag that gave the port.
         port: 0 takes a free one.
         host: address to bind to.
+        patience_s: how long to wait for a port that is taken.
 
     Raises:
         SettingsError: if the port is taken, or the host is not an address of this machine.
     """
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise SettingsError(
-            f"{flag} {port} cannot be used: {(error.strerror or str(error)).lower()}; give another "
-            f"port, or 0 for any free one"
-        ) from error
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            raise SettingsError(
+                f"{flag} {port} cannot be used: {(error.strerror or str(error)).lower()}; give "
+                f"another port, or 0 for any free one"
+            ) from error

@@ -36,6 +36,7 @@ _ANNOUNCED_S = 1.0
 """Between the end of readiness and the end of listening: clients that ask first stop in time."""
 _DRAIN_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 30.0
+_LEFTOVERS_S = 15.0
 _PORTS_PER_SERVER = 64
 _MOST_CONNECTIONS = 16_384
 
@@ -62,8 +63,11 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         SettingsError: if the port is taken.
     """
     with contextlib.ExitStack() as stack:
+        was_killed = _remove_leftovers()
         folder = stack.enter_context(_own_folder())
-        port = usable_port(f"--host {host} --port", port, host)
+        # The HAProxy of a service that was killed goes seconds after it.
+        patience_s = _LEFTOVERS_S if was_killed else 0.0
+        port = usable_port(f"--host {host} --port", port, host, patience_s)
         notes, behind_haproxy = _set_environment(folder, host)
         import ray  # only now: Serve reads its switches when it is imported
         from ray import serve
@@ -105,9 +109,9 @@ def running_server(arguments: dict[str, Any], host: str, port: int) -> Iterator[
         yield Server(url, notes)
 
 
-@contextlib.contextmanager
-def _own_folder() -> Iterator[Path]:
-    """For the sockets of Ray and HAProxy; first removes those that killed services have left."""
+def _remove_leftovers() -> bool:
+    """Removes the folders of services that were killed; whether there were any."""
+    found = False
     for lock in Path("/tmp").glob(f"rls*/{_LOCK}"):
         with contextlib.suppress(OSError):
             if lock.parent.lstat().st_uid != os.getuid():  # anybody may make folders there
@@ -115,6 +119,13 @@ def _own_folder() -> Iterator[Path]:
             with lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent, ignore_errors=True)
+                found = True
+    return found
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    """For the sockets of Ray and HAProxy."""
     # Short, whatever TMPDIR says: a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="rls", dir="/tmp"))
     try:

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,9 @@ def test_a_port_that_is_taken_is_one_line_and_0_takes_a_free_one() -> None:
         with pytest.raises(SettingsError, match=f"--port {port} cannot be used: address already"):
             usable_port("--port", port, LOOPBACK)
         assert usable_port("--port", 0, LOOPBACK) != port
+        letting_go = threading.Timer(0.3, taken.close)
+        letting_go.start()
+        assert usable_port("--port", port, LOOPBACK, patience_s=60.0) == port
 
 
 def test_a_start_that_is_refused_leaves_nothing_behind(
