@@ -60,14 +60,13 @@ def _answer_all(requests: Requests, outgoing: IO[bytes]) -> None:
     episode: PlayedEpisode | None = None
     while True:
         request = requests.get()
-        number, is_over = request["number"], False
+        number = request["number"]
         try:
-            if request["do"] == "replay":
-                answer, is_over = _record(request), True
-            elif episode is None:
-                episode, answer = _open(request)
+            if episode is None:
+                episode, answer = _begin(request)
             else:
                 answer = _answer(episode, request)
+            is_over = episode is None
             reply = {"number": number, "answer": answer}
             text = json.dumps(reply, allow_nan=False)
         except Exception as error:  # an environment may raise anything
@@ -85,30 +84,18 @@ def _answer_all(requests: Requests, outgoing: IO[bytes]) -> None:
             os._exit(0)  # a broken environment may not close either
 
 
-def _record(request: dict[str, Any]) -> dict[str, Any]:
-    from rl_service.page.episode import record_episode
-
-    try:
-        record_episode(
-            Path(request["bundle"]),
-            request["base_model"],
-            request["allow_modules"],
-            Path(request["video"]),
-        )
-    except RLServiceError as error:
-        raise PlayError("not_playable", 422, str(error)) from error
-    return {}
-
-
-def _open(request: dict[str, Any]) -> tuple[PlayedEpisode, dict[str, Any]]:
-    from rl_service.page.episode import PlayedEpisode
+def _begin(request: dict[str, Any]) -> tuple[PlayedEpisode | None, dict[str, Any]]:
+    """The first answer, and the episode that goes on; none goes on after a video."""
+    from rl_service.page.episode import PlayedEpisode, record_episode
     from rl_service.runtime.process import prepare_process
 
     prepare_process(num_threads=1)
+    policy = Path(request["bundle"]), request["base_model"], request["allow_modules"]
     try:
-        episode = PlayedEpisode(
-            Path(request["bundle"]), request["base_model"], request["allow_modules"]
-        )
+        if request["do"] == "replay":
+            record_episode(*policy, Path(request["video"]))
+            return None, {}
+        episode = PlayedEpisode(*policy)
     except RLServiceError as error:
         raise PlayError("not_playable", 422, str(error)) from error
     return episode, episode.description | episode.reset(request["seed"])

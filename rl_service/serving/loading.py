@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,23 @@ class Loaded:
     def num_earlier(self) -> int:
         """K-1, steps before an observation that the actor reads."""
         return self.policy.actor.context_length - 1
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a client must know of it: spaces, version, score."""
+        spec = self.policy.spec
+        return {
+            "policy": self.name,
+            "version": self.version,
+            "env": spec.env.id,
+            "max_episode_steps": spec.env.max_episode_steps,
+            "model": spec.model.name,
+            "observation_space": spec.observation_space.model_dump(),
+            "action_space": spec.action_space.model_dump(),
+            "context_length": self.policy.actor.context_length,
+            "episode_return_mean": spec.evaluation.get("episode_return_mean"),
+            "weights_sha256": spec.weights_sha256,
+        }
 
 
 class Loader:

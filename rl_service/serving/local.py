@@ -111,7 +111,7 @@ class _LocalPage:
         self._loop = asyncio.get_running_loop()
         try:
             service = await self._prepare()
-        except Exception as error:  # told in the thread that waits
+        except Exception as error:  # raised in the thread that waits
             self.error = error
             self.started.set()
             return
@@ -143,27 +143,27 @@ class _LocalPage:
 
 async def _follow(service: Service, registry: PolicyRegistry) -> None:
     """Policies that trainings register appear, and move as their aliases do."""
-    told: set[str] = set()
+    known: set[str] = set()
     while True:
         try:
-            await _add_new(service, registry, told)
+            await _add_new(service, registry, known)
             await service.watch_once()
         except Exception as error:  # whatever it is, the page goes on
-            _tell_once(one_line(error), told)
+            _warn_once(one_line(error), known)
         await asyncio.sleep(_WATCH_INTERVAL_S)
 
 
-async def _add_new(service: Service, registry: PolicyRegistry, told: set[str]) -> None:
+async def _add_new(service: Service, registry: PolicyRegistry, known: set[str]) -> None:
     for name in await service.loader.in_thread(registry.names):
         if name in service.policies:
             continue
         try:
             await service.add(ReadOnlySource(name, name, registry))
         except RLServiceError as error:  # it is tried again, and the others come
-            _tell_once(f"policy {name} is not shown: {one_line(error)}", told)
+            _warn_once(f"policy {name} is not shown: {one_line(error)}", known)
 
 
-def _tell_once(problem: str, told: set[str]) -> None:
-    if problem not in told:
-        told.add(problem)
+def _warn_once(problem: str, known: set[str]) -> None:
+    if problem not in known:
+        known.add(problem)
         _logger.warning(problem)

@@ -33,20 +33,19 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _BUSY_RETRY_S = 5
-_Seed = Field(default=None, ge=0, lt=2**31)
 
 
 class OpenPlay(Body):
     """`POST /v1/play`."""
 
     policy: str = Field(min_length=1, max_length=200)
-    seed: int | None = _Seed
+    seed: int | None = None
 
 
 class Reset(Body):
     """`POST /v1/play/{play}/reset`."""
 
-    seed: int | None = _Seed
+    seed: int | None = None
 
 
 class Step(Body):

@@ -76,7 +76,7 @@ class Service:
 
     async def start(self) -> None:
         """See `VersionRouter.start`."""
-        for versions in list(self.policies.values()):
+        for versions in self.policies.values():
             await versions.start()
 
     async def watch_once(self) -> None:
@@ -108,7 +108,7 @@ class Service:
         described = self._described.get(key)
         if described is None:  # kept, as a list of many policies must not load all of them
             loaded = await self.loaded(reference)
-            described = self._described[loaded.name, loaded.version] = _description(loaded)
+            described = self._described[loaded.name, loaded.version] = loaded.description
         return dict(described)
 
     async def act(self, reference: str, body: bytes) -> Reply:
@@ -276,22 +276,6 @@ class Sessions:
             last_reply=json.dumps(reply).encode(),
         )
         return reply, after
-
-
-def _description(loaded: Loaded) -> Reply:
-    spec = loaded.policy.spec
-    return {
-        "policy": loaded.name,
-        "version": loaded.version,
-        "env": spec.env.id,
-        "max_episode_steps": spec.env.max_episode_steps,
-        "model": spec.model.name,
-        "observation_space": spec.observation_space.model_dump(),
-        "action_space": spec.action_space.model_dump(),
-        "context_length": loaded.policy.actor.context_length,
-        "episode_return_mean": spec.evaluation.get("episode_return_mean"),
-        "weights_sha256": spec.weights_sha256,
-    }
 
 
 def _find(

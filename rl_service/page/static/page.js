@@ -398,12 +398,12 @@ class Chart {
   showValues() {
     const { idx: index, left } = this.plot?.cursor ?? {};
     const end = left >= 0 && !isMissing(index) ? index + 1 : undefined;
-    const told = this.groups.map((group, i) => {
+    const summary = this.groups.map((group, i) => {
       const at = curve => num(this.data[3 * i + curve].slice(0, end).filter(y => y !== null).pop());
       write(this.values[i], group.runs.length > 1 ? `${at(1)} (${at(2)} to ${at(3)})` : at(1));
       return `${group.label}: ${this.values[i].textContent}`;
     });
-    if (!end) this.box.setAttribute("aria-label", `${METRICS[this.metric]}, last values: ${told.join("; ")}`);
+    if (!end) this.box.setAttribute("aria-label", `${METRICS[this.metric]}, last values: ${summary.join("; ")}`);
   }
 }
 
@@ -580,9 +580,9 @@ function parallel({ parameters, trials, metric, best }) {
   axes.push({ name: metric, read: trial => trial.score });
   axes.forEach((axis, i) => Object.assign(axis, { x: (i + 0.5) * AXIS_GAP },
     axisScale(scored.map(axis.read).filter(value => !isMissing(value)), axis.log)));
-  const told = axes.map(axis => `${axis.name} ${num(best && axis.read(best))}`).join(", ");
+  const summary = axes.map(axis => `${axis.name} ${num(best && axis.read(best))}`).join(", ");
   return svg("svg", { class: "parallel", role: "img", height: 274, width: axes.length * AXIS_GAP,
-    "aria-label": `Settings of ${scored.length} trials. The best: ${told}` },
+    "aria-label": `Settings of ${scored.length} trials. The best: ${summary}` },
   ...scored.map(trial => drawTrial(trial, axes, best)), ...axes.map(drawAxis));
 }
 
