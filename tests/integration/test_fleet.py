@@ -18,6 +18,7 @@ from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.sampling import Background
 from rl_service.common.errors import TrainingFailedError, WorkersLostError
 from rl_service.config.settings import EnvSettings, Settings
+from rl_service.rollout import fleet
 from rl_service.training.run import Run
 from rl_service.training.train import train
 from rl_service.training.trainer import Trainer
@@ -29,6 +30,12 @@ from tests.support.small_runs import GPT2_ACTOR, MLP, small_settings
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 PATIENCE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may start workers slowly, which these messages are not about."""
+    monkeypatch.setattr(fleet, "_LONG_START_S", float("inf"))
 
 
 def settings_of(folder: Path | None = None, model: ModelConfig = MLP, **resources: Any) -> Settings:
