@@ -47,7 +47,7 @@ docs: venv  ## write docs/settings.md from the settings classes
 learn: venv  ## train each environment to its promised score (long)
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0
 
-bench: $(VENV)/.installed-bench  ## measure speed, also against Stable-Baselines3 (an hour)
+bench: $(VENV)/.installed-bench  ## measure speed, also against other libraries (an hour)
 	@$(ONE_THREAD) $(BIN)/python -m tests.benchmarks
 
 bench-scaling: venv  ## measure the pipeline's parts and simulate it with up to 1000 workers (minutes)

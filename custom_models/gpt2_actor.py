@@ -12,7 +12,7 @@ from custom_models.heads import policy_head
 from custom_models.history import History
 from custom_models.interfaces import ActingCache, Actor, Chunks
 from custom_models.model_config import GPT2CriticSettings
-from custom_models.spaces import ActionSpec
+from custom_models.spaces import ActionSpec, FloatArray
 
 
 class GPT2Actor(StepReader, Actor):
@@ -73,14 +73,14 @@ class _RingCache(ActingCache):
         self._step = 0
         self._turns = torch.empty(0)
 
-    def decide(self, history: History) -> Tensor:
+    def decide(self, history: History) -> FloatArray:
         actor, num_envs = self._actor, len(history.obs)
         self._num_envs = max(self._num_envs, num_envs)
         if num_envs < self._num_envs:  # some lag behind: rare, and the rings are for all
             self._rings = []
-            return actor.decide(history)
+            return actor.decide(history).cpu().numpy()
         hidden = self._read_next(history) if self._rings else self._read_whole(history)
-        dist_inputs: Tensor = actor.head(hidden)
+        dist_inputs: FloatArray = actor.head(hidden).cpu().numpy()
         return dist_inputs
 
     def _read_whole(self, history: History) -> Tensor:

@@ -7,7 +7,7 @@ beside log standard deviations (B, 2A) for continuous ones. `distribution` reads
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from custom_models.history import History
-from custom_models.interfaces import Actor
-from custom_models.spaces import ActionSpec
+from custom_models.interfaces import ActingCache, Actor
+from custom_models.spaces import ActionSpec, FloatArray
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -49,6 +49,23 @@ def feed_forward(
     return nn.Sequential(*layers)
 
 
+def linear_layers(body: nn.Module) -> list[tuple[nn.Linear, str | None]] | None:
+    """The layers of a `feed_forward` body, each with the activation after it.
+
+    None if there is anything else in it.
+    """
+    names = {kind: name for name, kind in _ACTIVATIONS.items()}
+    layers: list[tuple[nn.Linear, str | None]] = []
+    for module in body.children():
+        if type(module) is nn.Linear:
+            layers.append((module, None))
+        elif type(module) in names and layers and layers[-1][1] is None:
+            layers[-1] = (layers[-1][0], names[type(module)])
+        else:
+            return None
+    return layers
+
+
 class CategoricalHead(nn.Module):
     """Logits of a discrete action."""
 
@@ -65,27 +82,34 @@ class _Bounded(torch.autograd.Function):
     """Clamps log standard deviations; a gradient that leads back inside always passes."""
 
     @staticmethod
-    def forward(ctx: Any, raw: Tensor) -> Tensor:
+    def forward(ctx: Any, raw: Tensor, passes_all: bool) -> Tensor:
         ctx.save_for_backward(raw)
         ctx.save_for_forward(raw)
+        ctx.passes_all = passes_all
         return raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """At a bound nothing moves in either direction: the derivative is one linear map."""
         (raw,) = ctx.saved_tensors
         return tangent.masked_fill((raw >= LOG_STD_MAX) | (raw <= LOG_STD_MIN), 0.0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (raw,) = ctx.saved_tensors
-        # Descent moves against the gradient: a negative one would push up.
-        outward = ((raw >= LOG_STD_MAX) & (grad < 0)) | ((raw <= LOG_STD_MIN) & (grad > 0))
-        return grad.masked_fill(outward, 0.0)
+        return (grad if ctx.passes_all else grad.masked_fill(_leads_outside(raw, grad), 0.0)), None
+
+
+def _leads_outside(raw: Tensor, grad: Tensor) -> Tensor:
+    """Where descent, which moves against the gradient, would leave the bounds."""
+    return ((raw >= LOG_STD_MAX) & (grad < 0)) | ((raw <= LOG_STD_MIN) & (grad > 0))
 
 
 class GaussianHead(nn.Module):
     """Mean and log standard deviation of a continuous action, side by side."""
+
+    is_kept_inside_later: bool = False
+    """Whether a gradient by `log_std` is a part of a sum, to which `keep_inside` is applied."""
 
     def __init__(
         self, in_features: int, action_spec: ActionSpec, log_std: str, log_std_init: float
@@ -105,8 +129,13 @@ class GaussianHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         mean: Tensor = self.mean(features)  # (B, A)
         raw = self.log_std_layer(features) if self.state_dependent else self.log_std
-        log_std = _Bounded.apply(raw).expand_as(mean)  # type: ignore[no-untyped-call]  # (B, A)
-        return torch.cat([mean, log_std], dim=-1)  # (B, 2A)
+        passes_all = self.is_kept_inside_later and not self.state_dependent
+        bounded: Tensor = _Bounded.apply(raw, passes_all)  # type: ignore[no-untyped-call]
+        return torch.cat([mean, bounded.expand_as(mean)], dim=-1)  # (B, 2A)
+
+    def keep_inside(self, gradient: Tensor) -> None:
+        """Removes from a gradient (A,) by `log_std`, in place, what leads out of the bounds."""
+        gradient.masked_fill_(_leads_outside(self.log_std, gradient), 0.0)
 
 
 def policy_head(
@@ -144,6 +173,65 @@ class FeedForwardActor(Actor):
     def forward(self, inputs: Tensor) -> Tensor:
         dist_inputs: Tensor = self.head(self.body(inputs))
         return dist_inputs
+
+    def open_cache(self) -> ActingCache | None:
+        layers = linear_layers(self.body)
+        is_plain = (
+            type(self) is FeedForwardActor  # a subclass may compute something else
+            and type(self.head) in (CategoricalHead, GaussianHead)
+            and layers is not None
+        )
+        if layers is None or not is_plain or next(self.parameters()).is_cuda:
+            return None
+        return _ArrayCache(layers, self.head)
+
+
+class _ArrayCache(ActingCache):
+    """The same net on NumPy arrays: for a few rows, torch takes several times as long.
+
+    Args:
+        layers: of its body, on the CPU.
+        head: what reads them.
+    """
+
+    def __init__(self, layers: list[tuple[nn.Linear, str | None]], head: Any) -> None:
+        self._body = [
+            (*_arrays(layer), None if activation is None else _IN_PLACE[activation])
+            for layer, activation in layers
+        ]
+        self._log_std: FloatArray | None = None
+        if isinstance(head, CategoricalHead):
+            self._outputs = [_arrays(head.logits)]
+        elif head.state_dependent:
+            self._outputs = [_arrays(head.mean), _arrays(head.log_std_layer)]
+        else:
+            self._outputs = [_arrays(head.mean)]
+            self._log_std = head.log_std.detach().numpy().clip(LOG_STD_MIN, LOG_STD_MAX)
+
+    def decide(self, history: History) -> FloatArray:
+        x = history.obs[:, -1]  # (B, O)
+        for weight, bias, activate in self._body:
+            x = x @ weight
+            x += bias
+            if activate is not None:
+                activate(x)
+        outputs = [x @ weight + bias for weight, bias in self._outputs]  # (B, A) each
+        if self._log_std is not None:
+            outputs.append(np.broadcast_to(self._log_std, outputs[0].shape))
+        elif len(outputs) == 2:
+            outputs[1].clip(LOG_STD_MIN, LOG_STD_MAX, out=outputs[1])
+        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
+
+
+def _arrays(layer: nn.Linear) -> tuple[FloatArray, FloatArray]:
+    """Weight (in, out) and bias (out,), which share the layer's memory."""
+    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
+
+
+_IN_PLACE: dict[str, Callable[[FloatArray], FloatArray]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0.0, out=x),
+}
 
 
 class StackActor(FeedForwardActor):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.history import History
+from custom_models.spaces import FloatArray
 
 
 class Actor(nn.Module):
@@ -67,7 +68,7 @@ class Actor(nn.Module):
         return None
 
     def open_cache(self) -> ActingCache | None:
-        """What saves work when the same weights act step after step; None if nothing does.
+        """What acts faster while the weights stay as they are; None if there is no such thing.
 
         It makes no inputs, so it is for actors whose `num_inputs` is None.
         """
@@ -100,7 +101,7 @@ class ActingCache(ABC):
     """Acts for E envs step by step, and keeps what it computed; for one set of weights."""
 
     @abstractmethod
-    def decide(self, history: History) -> Tensor:
+    def decide(self, history: History) -> FloatArray:
         """`dist_inputs` (B, D) of the next step, as the actor's own `decide`.
 
         Args:

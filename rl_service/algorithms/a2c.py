@@ -39,7 +39,9 @@ class A2CPolicy(ActorCriticPolicy):
         stats = {"actor_lr": self.set_lr("actor", self.algorithm.actor_lr)}
         stats["policy_loss"] = float(-rows.mean(rows.advantages * rows.action_logp))
         stats["entropy"] = float(rows.mean(self.sampling_distribution(rows).entropy()))
-        return stats | {"grad_norm_actor": float(self.steps["actor"](rows).grad_norm)}
+        order = self.permutation("actor", len(rows.actions))
+        stepped = self.steps["actor"].run(rows, order, 1)
+        return stats | {"grad_norm_actor": float(stepped.grad_norm)}
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
         dist = self.action_distribution(rows.inputs)

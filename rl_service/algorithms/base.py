@@ -16,6 +16,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.build import OnPolicyConfig
+from rl_service.algorithms.learners import Learners
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import (
     Background,
@@ -63,6 +64,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self.num_sampling_workers = 0
         """Rollout workers that sampled the newest batch."""
         super().setup(config)
+        self.learners = Learners(self.learner_policy)
         self.fleet = build_fleet(self, self.settings.resources)
         self._sampler = BatchSampler(self.env_runner, self.fleet, self.settings)
 
@@ -87,16 +89,18 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         return int(self._counters[NUM_ENV_STEPS_SAMPLED])
 
     def start_workers(self) -> None:
-        """Starts the rollout workers unless they run, and waits for those that the run needs.
+        """Starts learners and rollout workers unless they run, and waits for those that are needed.
 
         Raises:
             TrainingFailedError: if they do not start.
         """
+        self.learners.start()  # first: in a Tune trial, workers could take their places
         if self.fleet is not None:
             self.fleet.start(self.settings.resources.num_workers_to_begin_with)
 
     def cleanup(self) -> None:
-        """Ends the rollout workers as well."""
+        """Ends the rollout workers and further learners as well."""
+        self.learners.stop()
         if self.fleet is not None:
             self.fleet.stop()
             if self._next_samples is not None:
@@ -113,8 +117,9 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
     def _update(self) -> dict[str, float]:
         """Takes a batch, improves the actor, fits the critic.
 
-        Sampling needs the actor alone, so rollout workers sample the next batch with the new
-        actor while the critic is being fitted here. Nothing is ever sampled with old weights.
+        The critic is fitted beside the actor if two threads can do that. Sampling needs the actor
+        alone, so rollout workers sample the next batch with the new actor while the critic is
+        being fitted here. Nothing is ever sampled with old weights.
         """
         pending, self._next_samples = self._next_samples, None
         sampled = self._sample() if pending is None else pending.result()
@@ -124,17 +129,25 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
         started, policy = time.perf_counter(), self.learner_policy
         batch = build_learner_batch(policy, sampled.batch)
-        stats = policy.update_actor(batch)
-        stats["weights_lag"] = self._num_updates - sampled.weights_version
-        self._counters[_UPDATES] += 1
-        stats["learn_actor_time_s"] = time.perf_counter() - started
-        _check_finite(stats)
-        self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
-        if self.fleet is not None and not self._is_last_batch():
-            self._next_samples = Background(self._sample)
-        stats |= policy.update_critic(batch)
+        with self.learners.learning(batch):
+            apart = policy.learns_apart
+            fitting = Background(lambda: policy.update_critic(batch)) if apart else None
+            try:
+                stats = policy.update_actor(batch)
+            except BaseException:
+                if fitting is not None:
+                    fitting.wait()  # it writes the critic
+                raise
+            stats["weights_lag"] = self._num_updates - sampled.weights_version
+            self._counters[_UPDATES] += 1
+            stats["learn_actor_time_s"] = time.perf_counter() - started
+            _check_finite(stats)
+            self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
+            if self.fleet is not None and not self._is_last_batch():
+                self._next_samples = Background(self._sample)
+            stats |= policy.update_critic(batch) if fitting is None else fitting.result()
+            _check_finite(stats)
         policy.global_timestep = self.env_steps
-        _check_finite(stats)
         stats["learn_time_s"] = time.perf_counter() - started
         if self._next_samples is not None:
             self._next_samples.wait()  # nothing moves between two iterations
@@ -199,6 +212,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             "learner": self.learner_policy.get_learner_state(),
             "filters": {name: f.stats.state() for name, f in local.filters.items()},
             "fleet": None if self.fleet is None else asdict(self.fleet.state()),
+            "learners": self.learners.random_states,
             "local_worker": local.get_rollout_state(),
             "next_samples": self._packed_next_samples(),
             "numpy_rng": np.random.get_state(legacy=False),
@@ -239,6 +253,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         local: VectorRolloutWorker = self.env_runner
         local.restore_filters(state["filters"])
         local.restore_rollout(state["local_worker"])
+        self.learners.restore(state.get("learners", []))  # an earlier release had one learner
         if self.fleet is not None and state["fleet"] is not None:
             saved = FleetState(**state["fleet"])
             self.fleet.restore(saved, self.settings.resources.num_workers_after(saved.size))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
+from custom_models.heads import distribution
 from custom_models.interfaces import Actor, Chunks
 from rl_service.algorithms.chunks import (
     ChunkPlan,
@@ -19,7 +20,6 @@ from rl_service.algorithms.chunks import (
     gather_chunks,
     plan_chunks,
 )
-from rl_service.algorithms.optimizer import map_columns
 from rl_service.rollout.fragments import (
     ACTOR_INPUTS,
     LOSS_MASK,
@@ -60,6 +60,13 @@ class ActorRows(NamedTuple):
         """Steps to learn from."""
         return len(self.actions) if self.loss_mask is None else int(self.loss_mask.sum())
 
+    @property
+    def steps_per_row(self) -> Tensor:
+        """(N,) steps to learn from in each row."""
+        if self.loss_mask is None:
+            return torch.ones(len(self.actions), device=self.actions.device)
+        return self.loss_mask.sum(1)
+
     def ratio(self, log_prob: Tensor) -> Tensor:
         """How much likelier each action is now, given its log-probability; 1 where no step is."""
         change = log_prob - self.action_logp
@@ -92,34 +99,17 @@ class CriticChunks(NamedTuple):
     outputs: Tensor
     """(M, C) values before the update, in the critic's own units."""
 
+    @property
+    def steps_per_row(self) -> Tensor:
+        """(M,) steps whose values are fitted in each chunk."""
+        return self.loss_mask.sum(1)
+
 
 class LearnerBatch(NamedTuple):
     """Both views of one batch."""
 
     actor: ActorRows
     critic: CriticChunks
-
-
-Batch = TypeVar("Batch", ActorRows, CriticChunks)
-
-
-def shuffled(batch: Batch, order: Tensor, num_minibatches: int) -> Iterator[Batch]:
-    """Minibatches of nearly equal size that cover the batch once.
-
-    The batch is put in order once; minibatches are then views.
-
-    Args:
-        batch: columns of N items.
-        order: (N,) permutation.
-        num_minibatches: at most N.
-    """
-    permuted = map_columns(batch, lambda column: column.index_select(0, order))
-    sizes = [len(part) for part in order.tensor_split(num_minibatches)]
-    start = 0
-    for size in sizes:
-        piece = slice(start, start + size)
-        yield map_columns(permuted, lambda column: column[piece])  # noqa: B023, used at once
-        start += size
 
 
 def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> LearnerBatch:
@@ -146,7 +136,7 @@ def build_learner_batch(policy: ActorCriticPolicy, samples: SampleBatch) -> Lear
     advantages, targets = policy.advantages(batch, segments, values)
     asked_rows = plan.asked_rows
     return LearnerBatch(
-        actor=policy.in_own_precision(_actor_rows(policy, batch, rest, advantages)),
+        actor=_in_own_precision(policy, _actor_rows(policy, batch, rest, advantages)),
         critic=CriticChunks(
             chunks=chunks,
             loss_mask=policy.to_device(batch[LOSS_MASK][asked_rows] & plan.asked),
@@ -205,6 +195,21 @@ def _actor_rows(
         advantages=policy.to_device(advantages[steps]),
         loss_mask=loss_mask,
     )
+
+
+def _in_own_precision(policy: ActorCriticPolicy, rows: ActorRows) -> ActorRows:
+    """The rows, as if this policy had sampled their actions in the learner's precision.
+
+    Before the first step their ratio must be 1, which it is not if they were sampled in float32 and
+    the learner computes in less. Gradients are on, since a language model's pass is another one
+    without; memory is bounded by its micro-batches.
+    """
+    if not policy.net.actor.has_low_precision:
+        return rows
+    with torch.enable_grad():
+        dist_inputs = policy.net.actor(rows.inputs).detach()
+    logp = distribution(policy.action_spec, dist_inputs).log_prob(rows.actions)
+    return rows._replace(dist_inputs=dist_inputs, action_logp=logp)
 
 
 @torch.no_grad()

@@ -56,6 +56,7 @@ def build_config(settings: Settings) -> OnPolicyConfig:
     ModelCatalog.register_custom_model(custom_model, ActorCriticModelV2)
     register_env(ENV_NAME, create_env)
     resources, algorithm = settings.resources, settings.algorithm
+    pooled = settings.env.backend == "envpool"
     config = OnPolicyConfig(algo_class=settings.algorithm.import_implementation())
     config.settings = settings
     with closing(make_env(settings.env)) as env:
@@ -73,7 +74,8 @@ def build_config(settings: Settings) -> OnPolicyConfig:
     config.env_runners(
         env_runner_cls=VectorRolloutWorker,
         num_env_runners=0,  # of RLlib's workers; this package's are a `Fleet`
-        num_envs_per_env_runner=resources.num_envs_per_env_runner,
+        # A pool steps all others itself.
+        num_envs_per_env_runner=1 if pooled else resources.num_envs_per_env_runner,
         rollout_fragment_length=settings.env_steps_per_update // resources.num_envs_per_env_runner,
         preprocessor_pref=None,
         exploration_config={"type": "StochasticSampling"},
@@ -86,7 +88,8 @@ def build_config(settings: Settings) -> OnPolicyConfig:
             "custom_model_config": {"net": settings.model.model_dump()},
         },
     )
-    config.resources(num_gpus=resources.num_gpus, num_cpus_for_main_process=0)
+    # Of this process: further learners ask for their own.
+    config.resources(num_gpus=min(1, resources.num_gpus), num_cpus_for_main_process=0)
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
     config.debugging(log_level="WARN")  # seeded by `seed_process`
     config.experimental(_disable_preprocessor_api=True)

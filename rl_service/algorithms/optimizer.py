@@ -1,4 +1,4 @@
-"""One gradient step on a minibatch, on a GPU as one recorded graph of launches.
+"""Gradient steps on minibatches, on a GPU as one recorded graph of launches each.
 
 A step of a small net is some hundred kernels that each take a GPU microseconds and Python tens of
 them. There a step is recorded once for each shape of a minibatch (a CUDA graph) and then replayed
@@ -8,6 +8,7 @@ as a single launch, with the same arithmetic.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -18,21 +19,43 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
+from custom_models.heads import GaussianHead
+from rl_service.algorithms.minibatches import all_columns, map_columns, own_parts, shuffled
+from rl_service.algorithms.peers import ALONE, Peers
+
 MAX_GRAPHS = 16
 """Most shapes that are recorded; others are stepped launch by launch."""
 _WARMUP_STEPS = 3  # torch asks for a few before it records
 
 
 class GradientStep(NamedTuple):
-    """Results of a step, scalars."""
+    """Results of a step, scalars; or of the M steps of a pass, (M,) each."""
 
     loss: Tensor
     grad_norm: Tensor
     """Before clipping."""
 
 
-class MinibatchStep:
+class GradientSteps(ABC):
+    """Takes the gradient steps of a net."""
+
+    @abstractmethod
+    def run(self, batch: Any, order: Tensor, num_minibatches: int) -> GradientStep:
+        """One pass: a step on each of the minibatches that cover a batch once.
+
+        Args:
+            batch: nested named tuples of N rows, `ActorRows` or `CriticChunks` if there are several
+                learners.
+            order: (N,) permutation.
+            num_minibatches: M, at most N; their sizes differ by one at most.
+        """
+
+
+class MinibatchStep(GradientSteps):
     """Computes a loss and takes one step down its gradient.
+
+    With several learners nothing is recorded: a recorded step cannot simply hold what they do
+    together.
 
     Args:
         loss: of a minibatch (nested named tuples of tensors), a scalar. On a GPU it may read
@@ -40,6 +63,7 @@ class MinibatchStep:
         optimizer: of the net that the loss depends on.
         grad_clip: largest norm of the gradient; None for no limit.
         recorded: whether a GPU may record the loss.
+        peers: the learners that take the steps together.
     """
 
     def __init__(
@@ -49,26 +73,40 @@ class MinibatchStep:
         grad_clip: float | None,
         *,
         recorded: bool = True,
+        peers: Peers = ALONE,
     ) -> None:
         self._loss = loss
         self._optimizer = optimizer
         self._grad_clip = grad_clip
-        self._recorded = recorded and optimizer.vector.is_cuda
+        self._peers = peers
+        self._recorded = recorded and optimizer.vector.is_cuda and peers.is_alone
         self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
+
+    def run(self, batch: Any, order: Tensor, num_minibatches: int) -> GradientStep:
+        if self._peers.is_alone:
+            steps = [self(part) for part in shuffled(batch, order, num_minibatches)]
+        else:
+            parts = own_parts(batch, order, num_minibatches, self._peers)
+            steps = [self._step(part, weight) for part, weight in parts]
+        losses, norms = map(torch.stack, zip(*steps, strict=True))
+        return GradientStep(self._peers.sum(losses), norms)
 
     def __call__(self, minibatch: Any) -> GradientStep:
         if not self._recorded:
             return self._step(minibatch)
-        shapes = tuple(column.shape for column in _columns(minibatch))
+        shapes = tuple(column.shape for column in all_columns(minibatch))
         if shapes not in self._graphs:
             if len(self._graphs) == MAX_GRAPHS:
                 return self._step(minibatch)
             self._graphs[shapes] = _Graph(self._step, minibatch, self._optimizer)
         return self._graphs[shapes].replay(minibatch)
 
-    def _step(self, minibatch: Any) -> GradientStep:
+    def _step(self, minibatch: Any, weight: Tensor | None = None) -> GradientStep:
         loss = self._loss(minibatch)
-        return GradientStep(loss.detach(), self._optimizer.step(loss, self._grad_clip))
+        if weight is not None:
+            loss = loss * weight
+        norm = self._optimizer.step(loss, self._grad_clip, self._peers)
+        return GradientStep(loss.detach(), norm)
 
 
 class _Graph:
@@ -91,27 +129,10 @@ class _Graph:
                 self._outputs = step(self._inputs)
 
     def replay(self, minibatch: Any) -> GradientStep:
-        for place, column in zip(_columns(self._inputs), _columns(minibatch), strict=True):
+        for place, column in zip(all_columns(self._inputs), all_columns(minibatch), strict=True):
             place.copy_(column)
         self._graph.replay()
         return GradientStep(*(output.clone() for output in self._outputs))
-
-
-def map_columns(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Applies `change` to every tensor of nested named tuples; a column may be None."""
-    if batch is None:
-        return None
-    if isinstance(batch, Tensor):
-        return change(batch)
-    return type(batch)(*(map_columns(column, change) for column in batch))
-
-
-def _columns(batch: Any) -> list[Tensor]:
-    if batch is None:
-        return []
-    if isinstance(batch, Tensor):
-        return [batch]
-    return [column for part in batch for column in _columns(part)]
 
 
 def _without_compiler(*methods: str) -> None:
@@ -153,6 +174,16 @@ class FlatParameters:
             p.data = self.vector.data[place].view_as(p)
             p.grad = self.grad[place].view_as(p)
             offset = place.stop
+        heads = (each for each in net.modules() if isinstance(each, GaussianHead))
+        self._bounded = [head for head in heads if not head.state_dependent]
+
+    def offset(self, parameter: Tensor) -> int:
+        """Where a parameter begins in the vector."""
+        first: int = self.vector.data_ptr()
+        place = (parameter.data_ptr() - first) // self.vector.element_size()
+        if not 0 <= place < self.vector.numel():
+            raise ValueError("a frozen parameter is not in the vector")
+        return place
 
     def gradient(self, outputs: Tensor, weights: Tensor | None = None) -> Tensor:
         """(P,) gradient of a scalar, apart from `grad`; the graph stays for another one.
@@ -165,6 +196,16 @@ class FlatParameters:
             outputs, self.parameters, grad_outputs=weights, retain_graph=True
         )
         return torch.cat([g.reshape(-1) for g in found])
+
+    def add_up(self, gradient: Tensor, peers: Peers) -> Tensor:
+        """Sums, in place, the gradients (P,) of a loss that all learners have found."""
+        if peers.is_alone:
+            return gradient
+        peers.sum(gradient)
+        for head in self._bounded:
+            place = self.offset(head.log_std)
+            head.keep_inside(gradient[place : place + head.log_std.numel()])
+        return gradient
 
     @torch.no_grad()
     def tangent(self, inputs: Any, direction: Tensor) -> Tensor:
@@ -215,18 +256,20 @@ class FlatOptimizer(FlatParameters):
             else:
                 group["lr"] = lr
 
-    def step(self, loss: Tensor, grad_clip: float | None) -> Tensor:
+    def step(self, loss: Tensor, grad_clip: float | None, peers: Peers = ALONE) -> Tensor:
         """Takes one step down the gradient of `loss`.
 
         Args:
-            loss: scalar.
+            loss: scalar; that of all learners together is the sum of theirs.
             grad_clip: largest norm of the gradient; None for no limit.
+            peers: the learners that take the step together.
 
         Returns:
             Norm of the gradient before clipping, a scalar.
         """
         self.grad.zero_()
         loss.backward()
+        self.add_up(self.grad, peers)
         norm: Tensor = torch.linalg.vector_norm(self.grad)
         if grad_clip is not None:
             self.grad.mul_((grad_clip / (norm + 1e-6)).clamp(max=1.0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +24,8 @@ from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
-from custom_models.heads import distribution
+from custom_models.draws import Draws
+from custom_models.heads import GaussianHead, distribution
 from custom_models.history import History
 from custom_models.interfaces import ActingCache, Chunks
 from custom_models.nets import ActorCritic
@@ -35,16 +37,18 @@ from rl_service.algorithms.batch import (
     CriticChunks,
     LearnerBatch,
     explained_variance,
-    shuffled,
 )
 from rl_service.algorithms.chunks import IntArray
-from rl_service.algorithms.optimizer import FlatOptimizer, MinibatchStep
+from rl_service.algorithms.compiled import CompiledSteps, Loss, SquaredError, compiled_steps
+from rl_service.algorithms.optimizer import FlatOptimizer, GradientSteps, MinibatchStep
+from rl_service.algorithms.peers import ALONE, NETS, Peers
 from rl_service.config.settings import Settings
 from rl_service.rollout.filters import RunningMeanStd
 from rl_service.rollout.fragments import ACTOR_INPUTS, Columns, rows_from_view
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
+_UPDATE_METHODS = ("update_actor", "update_critic", "fit_critic")
 
 
 class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
@@ -64,7 +68,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         self.is_learner: bool = config["worker_index"] == 0
         self.action_spec = ActionSpec.from_space(action_space)
         self.value_stats = RunningMeanStd()
-        self.rng = np.random.default_rng(self.settings.seed)
+        self.rngs = {
+            name: np.random.default_rng([self.settings.seed, stream])
+            for stream, name in enumerate(NETS)
+        }
+        """Of the order of each net's minibatches: two nets may learn at once."""
+        self.peers: Mapping[str, Peers] = dict.fromkeys(NETS, ALONE)
+        """The learners that learn each net together."""
         super().__init__(observation_space, action_space, config)
         self.net: ActorCritic = self.model.net
         self.num_context_steps = num_context_steps(self.view_requirements)
@@ -83,20 +93,57 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         self.net.actor.autocast_dtype = torch.bfloat16 if self._low else None
         compiled = self.is_learner and resources.learner_compile
         self._critic: Any = torch.compile(self.net.critic) if compiled else self.net.critic
-        losses: dict[str, Callable[[Any], Tensor]] = {
-            "actor": self.actor_loss,
-            "critic": self.critic_loss,
-        }
-        self.steps = {
-            name: MinibatchStep(
-                losses[name],
-                optimizer,
-                self.algorithm.grad_clip,
-                recorded=name == "critic" or self.net.actor.repeats_its_work,
-            )
-            for name, optimizer in self.optimizers.items()
-        }
-        """One gradient step on a minibatch, for each net that has an optimiser."""
+
+    def join(self, peers: Mapping[str, Peers]) -> None:
+        """Takes all further steps together with other learners, or alone again."""
+        self.peers = peers
+        self.__dict__.pop("steps", None)
+        for module in self.net.modules():
+            if isinstance(module, GaussianHead):
+                module.is_kept_inside_later = not peers["actor"].is_alone
+
+    @cached_property
+    def steps(self) -> dict[str, GradientSteps]:
+        """Gradient steps of each net that has an optimiser."""
+        return {name: self._build_steps(name, each) for name, each in self.optimizers.items()}
+
+    def _build_steps(self, name: str, optimizer: FlatOptimizer) -> GradientSteps:
+        grad_clip, peers = self.algorithm.grad_clip, self.peers[name]
+        compiled = compiled_steps(optimizer, partial(self.compiled_loss, name), grad_clip, peers)
+        return compiled or MinibatchStep(
+            self.actor_loss if name == "actor" else self.critic_loss,
+            optimizer,
+            grad_clip,
+            recorded=name == "critic" or self.net.actor.repeats_its_work,
+            peers=peers,
+        )
+
+    def compiled_loss(self, name: str) -> Loss | None:
+        """What the loss of that net computes, if machine code can do the same.
+
+        A subclass with a loss of its own has none unless it says so.
+        """
+        own, names = ActorCriticPolicy, ("critic_loss", "critic_error", "critic_outputs")
+        if name == "critic" and self._has_methods_of(own, *names):
+            return SquaredError(None)
+        return None
+
+    def _has_methods_of(self, owner: type, *names: str) -> bool:
+        """Whether no class derived from `owner` has others."""
+        return all(getattr(type(self), name) is getattr(owner, name) for name in names)
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether actor and critic can learn at once, in two threads.
+
+        Steps in machine code let another thread work, and draw no random numbers. Updates from
+        outside this package may depend on each other.
+        """
+        ours = all(
+            getattr(type(self), name).__module__.startswith("rl_service.")
+            for name in _UPDATE_METHODS
+        )
+        return ours and any(isinstance(steps, CompiledSteps) for steps in self.steps.values())
 
     def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
         """The custom model of the settings, without a critic on rollout workers."""
@@ -151,37 +198,16 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """The distribution that a batch's actions were drawn from."""
         return distribution(self.action_spec, rows.dist_inputs)
 
-    def in_own_precision(self, rows: ActorRows) -> ActorRows:
-        """The rows, as if this policy had sampled their actions in the learner's precision.
-
-        Before the first step their ratio must be 1, which it is not if they were sampled in
-        float32 and the learner computes in less. Gradients are on, since a language model's pass
-        is another one without; memory is bounded by its micro-batches.
-        """
-        if not self.net.actor.has_low_precision:
-            return rows
-        with torch.enable_grad():
-            dist_inputs = self.net.actor(rows.inputs).detach()
-        logp = distribution(self.action_spec, dist_inputs).log_prob(rows.actions)
-        return rows._replace(dist_inputs=dist_inputs, action_logp=logp)
-
     @torch.inference_mode()
-    def act(self, history: History, cache: ActingCache | None = None) -> Acted:
-        """Samples actions with torch's global generator; a cache must have the current weights."""
-        if cache is None:
-            inputs = self.net.actor.encode(history)
-            dist_inputs = self.net(inputs)
-        else:
-            inputs, dist_inputs = None, cache.decide(history)
-        dist = distribution(self.action_spec, dist_inputs)
-        actions = dist.sample() if self.config["explore"] else dist.mode()
-        log_prob = dist.log_prob(actions)
-        return Acted(
-            actions.cpu().numpy(),
-            log_prob.cpu().numpy(),
-            dist_inputs.cpu().numpy(),
-            None if self.net.actor.num_inputs is None else inputs.cpu().numpy(),
-        )
+    def act(self, history: History, draws: Draws, cache: ActingCache | None) -> Acted:
+        """Samples actions; a cache must have the current weights."""
+        if cache is not None:
+            dist_inputs = cache.decide(history)
+            return Acted(draws(dist_inputs), dist_inputs, None)
+        inputs = self.net.actor.encode(history)
+        dist_inputs = self.net(inputs).cpu().numpy()
+        kept = None if self.net.actor.num_inputs is None else inputs.cpu().numpy()
+        return Acted(draws(dist_inputs), dist_inputs, kept)
 
     def extra_action_out(
         self, input_dict: Any, state_batches: Any, model: Any, action_dist: Any
@@ -251,17 +277,12 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         num_chunks = len(batch.loss_mask)
         wanted = round(int(batch.loss_mask.sum()) / self.algorithm.env_steps_per_critic_step)
         num_minibatches = min(num_chunks, max(1, wanted))
-        totals: list[Tensor] = []
-        for _ in range(self.algorithm.critic_passes):
-            for minibatch in self._minibatches(batch, num_minibatches):
-                totals.append(torch.stack(self.steps["critic"](minibatch)))
-        vf_loss, grad_norm = torch.stack(totals).mean(0).tolist()
+        passes = [
+            self.steps["critic"].run(batch, self.permutation("critic", num_chunks), num_minibatches)
+            for _ in range(self.algorithm.critic_passes)
+        ]
+        vf_loss, grad_norm = (float(torch.cat(each).mean()) for each in zip(*passes, strict=True))
         return {"vf_loss": vf_loss, "grad_norm_critic": grad_norm}
-
-    def _minibatches(self, batch: CriticChunks, num_minibatches: int) -> Iterator[CriticChunks]:
-        if num_minibatches == 1:  # its order changes nothing
-            return iter([batch])
-        return shuffled(batch, self.permutation(len(batch.loss_mask)), num_minibatches)
 
     def critic_loss(self, batch: CriticChunks) -> Tensor:
         """Mean squared error over the steps of a minibatch, in the critic's units."""
@@ -278,9 +299,9 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """The rows, with advantages as the settings ask for."""
         return rows.with_normalised_advantages() if self.algorithm.normalize_advantages else rows
 
-    def permutation(self, num_items: int) -> Tensor:
-        """(num_items,) in random order."""
-        return torch.from_numpy(self.rng.permutation(num_items)).to(self.device)
+    def permutation(self, name: str, num_items: int) -> Tensor:
+        """(num_items,) in random order, for the net of that name."""
+        return torch.from_numpy(self.rngs[name].permutation(num_items)).to(self.device)
 
     def set_lr(self, name: str, start: float) -> float:
         """Sets and returns the scheduled learning rate."""
@@ -318,7 +339,7 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             "net": self.net.own_state(),
             "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
             "value_stats": self.value_stats.state(),
-            "rng": self.rng.bit_generator.state,
+            "rngs": {name: rng.bit_generator.state for name, rng in self.rngs.items()},
             "global_timestep": self.global_timestep,
             "cuda_rng": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
         }
@@ -333,7 +354,9 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.value_stats = RunningMeanStd.from_state(state["value_stats"])
-        self.rng.bit_generator.state = state["rng"]
+        for name, rng in self.rngs.items():
+            # An earlier release had one for both.
+            rng.bit_generator.state = state["rngs"][name] if "rngs" in state else state["rng"]
         self.global_timestep = state["global_timestep"]
         if self.device.type == "cuda" and state["cuda_rng"] is not None:
             torch.cuda.set_rng_state(state["cuda_rng"])

@@ -19,8 +19,8 @@ from rl_service.algorithms.batch import (
     CriticChunks,
     LearnerBatch,
     compute_dist_inputs,
-    shuffled,
 )
+from rl_service.algorithms.compiled import Loss, SquaredError, Surrogate
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.config.algorithms import PPOSettings
 
@@ -50,14 +50,14 @@ class PPOPolicy(ActorCriticPolicy):
         num_minibatches = min(num_rows, max(1, wanted))
         norms: list[Tensor] = []
         for epoch in range(1, algorithm.num_epochs + 1):
-            for minibatch in shuffled(rows, self.permutation(num_rows), num_minibatches):
-                norms.append(self.steps["actor"](minibatch).grad_norm)
+            order = self.permutation("actor", num_rows)
+            norms.append(self.steps["actor"].run(rows, order, num_minibatches).grad_norm)
             if algorithm.max_kl is None and epoch < algorithm.num_epochs:
                 continue
-            stats = self._actor_stats(rows)
+            stats = self._stats_of_first(rows)
             if algorithm.max_kl is not None and stats["mean_kl_loss"] > algorithm.max_kl:
                 break
-        grad_norm = float(torch.stack(norms).mean())
+        grad_norm = float(torch.cat(norms).mean())
         return stats | {"grad_norm_actor": grad_norm, "num_epochs_done": epoch}
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
@@ -76,6 +76,12 @@ class PPOPolicy(ActorCriticPolicy):
         ratio = rows.ratio(log_prob)  # (B,)
         clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
         return -rows.mean(torch.minimum(rows.advantages * ratio, rows.advantages * clipped))
+
+    def _stats_of_first(self, rows: ActorRows) -> dict[str, float]:
+        """`_actor_stats`, which the first of several learners computes; all need the KL alone."""
+        peers = self.peers["actor"]
+        stats = self._actor_stats(rows) if peers.is_first else {}
+        return stats | {"mean_kl_loss": peers.from_first(stats.get("mean_kl_loss", 0.0))}
 
     @torch.no_grad()
     def _actor_stats(self, rows: ActorRows) -> dict[str, float]:
@@ -98,6 +104,22 @@ class PPOPolicy(ActorCriticPolicy):
             return error
         near = batch.outputs + (values - batch.outputs).clamp(-clip, clip)
         return torch.maximum(error, (near - batch.targets).square())
+
+    def compiled_loss(self, name: str) -> Loss | None:
+        algorithm = self.algorithm
+        if name == "critic" and self._has_methods_of(
+            PPOPolicy, "critic_loss", "critic_error", "critic_outputs"
+        ):
+            return SquaredError(algorithm.vf_clip_param)
+        if name == "actor" and self._has_methods_of(
+            PPOPolicy,
+            "actor_loss",
+            "_surrogate_loss",
+            "action_distribution",
+            "sampling_distribution",
+        ):
+            return Surrogate(algorithm.clip_param, algorithm.entropy_coeff, float(self.kl_coeff))
+        return None
 
     def _adapt_kl_coeff(self, kl: float) -> None:
         """Keeps the KL near its target, with RLlib's factors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,19 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
             torch.save(_to_tensors({"format": STATE_FORMAT, **state}), file)
         except RuntimeError as error:  # of the archive's end, after that of the disk
             raise error.__context__ or error from None
+
+
+def to_bytes(state: dict[str, Any]) -> bytes:
+    """A state to send: views into one vector take its room once."""
+    buffer = io.BytesIO()
+    torch.save(_to_tensors(state), buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> dict[str, Any]:
+    """What `to_bytes` was given, with tensors for arrays, on the CPU."""
+    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return state
 
 
 def read_state(folder: Path, settings: Settings) -> dict[str, Any]:

@@ -24,7 +24,9 @@ from rl_service.algorithms.batch import (
     LearnerBatch,
     compute_dist_inputs,
 )
-from rl_service.algorithms.optimizer import FlatOptimizer, FlatParameters, map_columns
+from rl_service.algorithms.minibatches import map_columns, own_part
+from rl_service.algorithms.optimizer import FlatOptimizer, FlatParameters
+from rl_service.algorithms.peers import ALONE, Peers
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.config.algorithms import TRPOSettings
 
@@ -49,22 +51,27 @@ class TRPOPolicy(ActorCriticPolicy):
         return {}
 
     def update_actor(self, batch: LearnerBatch) -> dict[str, float]:
-        rows = self.with_normalised_advantages(batch.actor)
-        surrogate = _surrogate(rows, self.action_distribution(rows.inputs))  # scalar
+        """Several learners average over their parts of the rows, and all find the same step."""
+        parameters, peers = self._actor_parameters, self.peers["actor"]
+        whole = self.with_normalised_advantages(batch.actor)
+        rows, weight = own_part(whole, peers)
+        surrogate = weight * _surrogate(rows, self.action_distribution(rows.inputs))  # scalar
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
-        gradient = -self._actor_parameters.gradient(-surrogate)  # (P,)
-        fisher = self._fisher_rows(rows)
+        gradient = -parameters.add_up(parameters.gradient(-surrogate), peers)  # (P,)
+        fisher, fisher_weight = own_part(self._fisher_rows(whole), peers)
         product = fisher_product(
-            self._actor_parameters,
+            parameters,
             fisher.inputs,
             partial(distribution, self.action_spec),
             self.algorithm.cg_damping,
             fisher.loss_mask,
+            fisher_weight,
+            peers,
         )
         max_kl, iterations = self.algorithm.max_kl, self.algorithm.cg_iterations
         step, residual = natural_step(gradient, product, max_kl=max_kl, iterations=iterations)
-        before = float(surrogate.detach())
-        searched, entropy = self._search(rows, step, before)
+        before = float(peers.sum(surrogate.detach().clone()))
+        searched, entropy = self._search(rows, weight, step, before)
         return {
             "policy_loss": -searched.surrogate,
             "surrogate_before": before,
@@ -83,11 +90,21 @@ class TRPOPolicy(ActorCriticPolicy):
         wanted = max(1, round(self.algorithm.fisher_fraction * num_rows))
         if wanted == num_rows:
             return rows
-        chosen = self.permutation(num_rows)[:wanted]
+        chosen = self.permutation("actor", num_rows)[:wanted]
         return map_columns(rows, lambda column: column[chosen])  # type: ignore[no-any-return]
 
-    def _search(self, rows: ActorRows, step: Tensor, surrogate: float) -> tuple[Searched, float]:
-        """How the line search ended, and the mean entropy of the policy that it left."""
+    def _search(
+        self, rows: ActorRows, weight: Tensor | float, step: Tensor, surrogate: float
+    ) -> tuple[Searched, float]:
+        """How the line search ended, and the mean entropy of the policy that it left.
+
+        Args:
+            rows: of this learner.
+            weight: of their means.
+            step: (P,) the longest.
+            surrogate: before it.
+        """
+        peers = self.peers["actor"]
         old = self.sampling_distribution(rows)
         new = old
 
@@ -96,7 +113,8 @@ class TRPOPolicy(ActorCriticPolicy):
             nonlocal new
             outputs = compute_dist_inputs(self.net.actor, rows.inputs)
             new = distribution(self.action_spec, outputs)
-            return Tried(float(_surrogate(rows, new)), float(rows.mean(old.kl(new))))
+            found = torch.stack([_surrogate(rows, new), rows.mean(old.kl(new))])
+            return Tried(*peers.sum(weight * found).tolist())
 
         searched = line_search(
             self._actor_parameters,
@@ -108,7 +126,7 @@ class TRPOPolicy(ActorCriticPolicy):
             num_steps=self.algorithm.line_search_steps,
         )
         left = new if searched.accepted else old
-        return searched, float(rows.mean(left.entropy()))
+        return searched, float(peers.sum(weight * rows.mean(left.entropy())))
 
     def fit_critic(self, batch: CriticChunks) -> dict[str, float]:
         if self.algorithm.critic_optimizer == "adam":
@@ -195,6 +213,8 @@ def fisher_product(
     read: Callable[[Tensor], Distribution],
     damping: float,
     loss_mask: Tensor | None = None,
+    weight: Tensor | float = 1.0,
+    peers: Peers = ALONE,
 ) -> Product:
     """The policy's mean Fisher matrix, plus `damping` on the diagonal.
 
@@ -208,15 +228,18 @@ def fisher_product(
         read: from `dist_inputs` (B, D) to the distribution.
         damping: λ of F + λ I.
         loss_mask: as in `ActorRows`.
+        weight: of these steps in the mean over those of all learners.
+        peers: the learners.
     """
     dist_inputs = parameters.net(inputs)  # (B, D)
     dist = read(dist_inputs.detach())
     counted = torch.ones_like(dist_inputs[..., 0]) if loss_mask is None else loss_mask
-    weights = (counted / counted.sum()).unsqueeze(-1)  # (B, 1)
+    weights = (weight * counted / counted.sum()).unsqueeze(-1)  # (B, 1)
 
     def product(vector: Tensor) -> Tensor:
         change = dist.fisher_product(parameters.tangent(inputs, vector))  # (B, D)
-        return parameters.gradient(dist_inputs, change * weights) + damping * vector
+        part = parameters.gradient(dist_inputs, change * weights)
+        return peers.sum(part) + damping * vector
 
     return product
 

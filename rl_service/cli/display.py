@@ -251,6 +251,8 @@ def _title(settings: Settings) -> str:
     where = f"{workers} rollout worker{plural}" if workers else "one process"
     if resources.is_elastic:
         where = f"{resources.min_env_runners} to {resources.max_env_runners} rollout workers"
+    if resources.num_learners > 1:
+        where += f", {resources.num_learners} learners"
     names = f"{settings.model.name} with {settings.algorithm.name} on {settings.env.id}"
     return f"Training {names}, seed {settings.seed}, {where}"
 

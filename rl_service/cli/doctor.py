@@ -98,6 +98,7 @@ def _findings(output_dir: Path) -> Iterator[Finding]:
         _python,
         _packages,
         lambda: Finding("processors", "ok", f"{available_cpus()} CPUs, {available_gpus()} GPUs"),
+        _compiler,
         _memory,
         _shared_memory,
         lambda: _output(output_dir),
@@ -140,6 +141,15 @@ def _package_problem(need: Requirement) -> str | None:
     if need.specifier.contains(installed, prereleases=True):
         return None
     return f"{need.name} {installed} is not {need.specifier}"
+
+
+def _compiler() -> Finding:
+    from rl_service.algorithms.machine_code import build
+
+    compiled, reason = build()
+    if compiled is None:
+        return Finding("C compiler", "note", reason, "small nets learn faster: apt-get install gcc")
+    return Finding("C compiler", "ok", "small nets learn in machine code")
 
 
 def _memory() -> Finding:

@@ -39,7 +39,10 @@ _LONGEST_NAME = 40
 
 
 class Resources(NamedTuple):
-    """What the process of the command itself takes; rollout workers and trials ask for theirs."""
+    """What the process of the command itself takes.
+
+    Rollout workers, further learners and trials ask for theirs.
+    """
 
     cpus: float | None = None
     gpus: float | None = None

@@ -14,6 +14,7 @@ RLServiceError             one line: what, why, what to do; the command line exi
 ├── OutputError            a folder that cannot be written, a full disk
 └── ResourceError          more CPUs or GPUs than there are
 TrainingFailedError        the run itself failed (NaN, an environment); exit status 1
+├── LearnerLostError       one of several learners died
 └── WorkersLostError       no rollout worker is left; the state is saved; exit status 75
 """
 
@@ -78,6 +79,10 @@ class ResourceError(RLServiceError):
 
 class TrainingFailedError(Exception):
     """A run cannot continue although its settings were right; its last checkpoint is whole."""
+
+
+class LearnerLostError(TrainingFailedError):
+    """One of several learners is lost; the run can continue from its last checkpoint."""
 
 
 class WorkersLostError(TrainingFailedError):

@@ -12,6 +12,7 @@ def check_arithmetic(settings: Settings) -> list[str]:
         *_batch_problems(settings),
         *_stop_problems(settings),
         *_gpu_problems(settings),
+        *_learner_problems(settings),
         *check_elasticity(settings),
     ]
 
@@ -75,14 +76,36 @@ def _stop_problems(settings: Settings) -> list[str]:
 
 def _gpu_problems(settings: Settings) -> list[str]:
     resources = settings.resources
+    num_gpus, num_learners = resources.num_gpus, resources.num_learners
     asked = {
         "learner_precision=bfloat16": resources.learner_precision == "bfloat16",
         "learner_compile=true": resources.learner_compile,
     }
-    return [
-        f"resources.{what} pays off only on a GPU; add resources.num_gpus=1 or leave it out"
+    problems = [
+        f"resources.{what} pays off only on a GPU; add resources.num_gpus={num_learners} or leave "
+        f"it out"
         for what, is_on in asked.items()
-        if is_on and not resources.num_gpus
+        if is_on and not num_gpus
+    ]
+    if num_gpus not in (0, num_learners):
+        problems.append(
+            f"resources.num_gpus={num_gpus} and resources.num_learners={num_learners}, but each "
+            f"learner has one GPU; use resources.num_learners={num_gpus} for all of them, "
+            f"resources.num_gpus={num_learners}, or resources.num_gpus=0"
+        )
+    return problems
+
+
+def _learner_problems(settings: Settings) -> list[str]:
+    """What several learners cannot do together."""
+    num_learners = settings.resources.num_learners
+    optimizer = getattr(settings.algorithm, "critic_optimizer", None)
+    if num_learners == 1 or optimizer != "lbfgs":
+        return []
+    return [
+        f"algorithm.critic_optimizer=lbfgs fits the whole batch in one process, and "
+        f"resources.num_learners={num_learners}; use algorithm.critic_optimizer=adam or "
+        f"resources.num_learners=1"
     ]
 
 

@@ -27,6 +27,9 @@ class EnvSettings(Group):
     """A gymnasium id, or `module:Class` or `module:function` that makes an environment."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the environment's constructor."""
+    backend: Literal["gymnasium", "envpool"] = "gymnasium"
+    """What steps the environments in training: gymnasium one after the other, or EnvPool all of a
+    worker at once, in C++. Evaluations always use gymnasium."""
     max_episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     """Time limit in env steps. An episode that reaches it is truncated, not terminated. None: the
     environment's own limit."""
@@ -98,15 +101,19 @@ class ResourceSettings(ElasticitySettings):
     """Environments that each rollout worker steps together."""
     num_cpus_per_env_runner: NonNegativeFloat = 1.0
     """CPUs that Ray reserves for each rollout worker."""
-    num_gpus: Annotated[int, Field(ge=0, le=1)] = 0
-    """GPUs of the learner. Rollout workers stay on CPUs."""
+    num_learners: PositiveInt = 1
+    """Processes that learn together: each computes the gradient of its part of every minibatch,
+    and the result is that of one learner. The first is the training's own process; Ray reserves a
+    CPU for each of the others."""
+    num_gpus: NonNegativeInt = 0
+    """GPUs of the learners: 0, or one for each. Rollout workers stay on CPUs."""
     learner_precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: on a GPU, the critic and a language model compute under autocast; weights and
     small nets stay float32."""
     learner_compile: bool = False
     """Compile the critic with `torch.compile` on a GPU. The first iteration takes a minute more."""
     learner_threads: PositiveInt = 1
-    """Threads of torch in the learner."""
+    """Threads of torch in each learner."""
     worker_threads: PositiveInt = 1
     """Threads of torch in each rollout worker."""
 

@@ -54,22 +54,21 @@ class RunningMeanStd:
         Args:
             batch: (B, *shape).
         """
-        batch_mean = batch.mean(axis=0, dtype=np.float64)
-        deviations = batch - batch_mean
-        self._merge(batch_mean, np.square(deviations).sum(axis=0), float(len(batch)))
+        self.add(*moments(batch))
 
     def merge(self, other: RunningMeanStd) -> None:
         """Adds all that `other` has seen."""
-        self._merge(other.mean, other.sum_squares, other.count)
+        self.add(other.mean, other.sum_squares, other.count)
 
-    def _merge(self, mean: Any, sum_squares: Any, count: float) -> None:
+    def add(self, mean: Any, sum_squares: Any, count: float) -> None:
+        """Adds entries of which the moments are known."""
         if count == 0:
             return
         total = self.count + count
         delta = mean - self.mean
         self.mean = self.mean + delta * (count / total)
         self.sum_squares = (
-            self.sum_squares + sum_squares + np.square(delta) * (self.count * count / total)
+            self.sum_squares + sum_squares + delta * delta * (self.count * count / total)
         )
         self.count = total
 
@@ -87,6 +86,14 @@ class RunningMeanStd:
 
     def copy(self) -> RunningMeanStd:
         return RunningMeanStd.from_state(self.state())
+
+
+def moments(batch: npt.NDArray[Any]) -> tuple[Any, Any, float]:
+    """Mean, sum of squared deviations and number of entries (B, *shape)."""
+    count = len(batch)
+    mean = np.add.reduce(batch, axis=0, dtype=np.float64) / count
+    deviations = batch - mean
+    return mean, np.add.reduce(deviations * deviations, axis=0), float(count)
 
 
 @dataclass(frozen=True)
@@ -136,8 +143,9 @@ class RunningFilter:
 
     def update(self, batch: npt.NDArray[Any]) -> None:
         """Adds a batch (B, *shape) to the statistics."""
-        self.stats.update(batch)
-        self.buffer.update(batch)
+        seen = moments(batch)
+        self.stats.add(*seen)
+        self.buffer.add(*seen)
 
     def __call__(self, obs: npt.NDArray[Any], update: bool = True) -> npt.NDArray[np.float32]:
         """Normalises observations (B, O), by default after adding them to the statistics."""

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 
+from custom_models.heads import distribution
 from custom_models.history import History
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS, CONTEXT_REWARDS
 from custom_models.spaces import ActionSpec
@@ -155,7 +157,6 @@ class Steps:
             SampleBatch.TERMINATEDS: np.empty(shape, np.bool_),
             SampleBatch.T: np.empty(shape, np.int64),
             SampleBatch.EPS_ID: np.empty(shape, np.int64),
-            SampleBatch.ACTION_LOGP: np.empty(shape, np.float32),
             SampleBatch.ACTION_DIST_INPUTS: np.empty(
                 (*shape, action_spec.num_dist_inputs), np.float32
             ),
@@ -184,6 +185,15 @@ class Steps:
             shape = (*self._shape, inputs.shape[1])
             self._columns[ACTOR_INPUTS] = np.empty(shape, inputs.dtype)
         self._columns[ACTOR_INPUTS][place] = inputs
+
+    def compute_log_probs(self, action_spec: ActionSpec) -> None:
+        """Fills in the log-probabilities of all actions, in nats."""
+        actions, dist_inputs = (
+            torch.from_numpy(self._columns[name])
+            for name in (SampleBatch.ACTIONS, SampleBatch.ACTION_DIST_INPUTS)
+        )
+        dist = distribution(action_spec, dist_inputs)
+        self._columns[SampleBatch.ACTION_LOGP] = dist.log_prob(actions).numpy()
 
     def advance(self, place: Place) -> None:
         """Marks the step at a place as complete."""

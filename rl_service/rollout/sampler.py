@@ -7,7 +7,7 @@ removed from the current fragments; what it showed before stays in the running s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,10 @@ import numpy.typing as npt
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History, RunningHistory
-from custom_models.spaces import ActionSpec
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import Columns, Place, Steps, next_context
-from rl_service.rollout.stepping import Array, SeededEpisodes, Stepped, Stepping
+from rl_service.rollout.stepping import Array, Stepped, Stepping
 
 _EPISODES_PER_ENV = 1 << 20
 """Width of the range of episode ids that one env of one worker may use."""
@@ -30,8 +29,6 @@ class Acted(NamedTuple):
 
     actions: Array
     """(E,) integers or (E, A) floats in normalised units."""
-    action_logp: Array
-    """(E,) nats."""
     dist_inputs: Array
     """(E, num_dist_inputs)."""
     inputs: Array | None
@@ -55,44 +52,42 @@ class VectorSampler:
     """Steps E environments together and cuts the steps into fragments.
 
     Args:
-        envs: the environments; each resets by itself when its episode ends.
-        open_policy: called for each fragment; gives the policy.
+        stepping: the environments.
+        open_policy: called for each call of `sample`, with the number of actions that it takes;
+            gives the policy.
         num_context_steps: K-1, the earlier steps that come with a fragment.
         acting_context_length: observations that the policy acts on, the current one included.
         obs_filter: normalises observations; None leaves them as they are.
         return_scaler: scales rewards for learning; None leaves them as they are.
         worker_index: keeps episode ids of different workers apart.
-        max_failures: episodes that may fail in one call of `sample`.
     """
 
     def __init__(
         self,
-        envs: Sequence[SeededEpisodes],
-        open_policy: Callable[[], Policy],
+        stepping: Stepping,
+        open_policy: Callable[[int], Policy],
         *,
         num_context_steps: int,
         acting_context_length: int,
         obs_filter: RunningFilter | None,
         return_scaler: ReturnScaler | None,
         worker_index: int,
-        max_failures: int,
     ) -> None:
-        self.envs = list(envs)
-        action_spec = ActionSpec.from_space(self.envs[0].action_space)
+        self.stepping = stepping
         self.return_scaler = return_scaler
+        num_envs, action_spec = stepping.num_envs, stepping.action_spec
         self._open_policy = open_policy
-        self._stepping = Stepping(self.envs, action_spec, max_failures)
         self._action_spec = action_spec
         self._num_context_steps = num_context_steps
         self._filter = obs_filter
         self._episode_ids = (
-            np.arange(len(envs), dtype=np.int64) + worker_index * len(envs)
+            np.arange(num_envs, dtype=np.int64) + worker_index * num_envs
         ) * _EPISODES_PER_ENV
-        self._t = np.zeros(len(envs), np.int64)
-        self._returns = np.zeros(len(envs), np.float64)
+        self._t = np.zeros(num_envs, np.int64)
+        self._returns = np.zeros(num_envs, np.float64)
         self._episodes: list[Episode] = []
-        self._context: list[Columns] = [{} for _ in envs]
-        self._history = RunningHistory(len(envs), acting_context_length, action_spec)
+        self._context: list[Columns] = [{} for _ in range(num_envs)]
+        self._history = RunningHistory(num_envs, acting_context_length, action_spec)
         self._obs: npt.NDArray[np.float32] | None = None
         """(E, O) observations to act on, normalised; None before the first reset."""
         self._astray: list[int] = []
@@ -105,7 +100,7 @@ class VectorSampler:
 
     def pop_failures(self) -> list[FailedEpisode]:
         """Episodes that failed in their environment since the last call."""
-        return self._stepping.pop_failures()
+        return self.stepping.pop_failures()
 
     def sample(self, num_steps: int) -> Columns:
         """Takes `num_steps` steps of every env.
@@ -122,16 +117,17 @@ class VectorSampler:
         Raises:
             TrainingFailedError: if more than `max_failures` episodes fail.
         """
-        self._stepping.forgive()
-        policy = self._open_policy()
+        self.stepping.forgive()
+        policy = self._open_policy(num_steps * self.stepping.num_envs)
         if self._obs is None:
-            self._obs = self._normalise(self._stepping.reset(range(len(self.envs))))
+            self._obs = self._normalise(self.stepping.reset(range(self.stepping.num_envs)))
         if self._astray:
             self._begin_episodes(np.array(self._astray))
             self._astray = []
-        steps = Steps(num_steps, len(self.envs), self._obs.shape[1], self._action_spec)
+        steps = Steps(num_steps, self.stepping.num_envs, self._obs.shape[1], self._action_spec)
         while (place := steps.next_place()) is not None:
             self._step(steps, place, policy)
+        steps.compute_log_probs(self._action_spec)
         # If the last step ended its episode, there is nothing to bootstrap at the cut.
         columns, ends = steps.lay_out(self._context, np.flatnonzero(self._t), self._obs)
         if self._num_context_steps:
@@ -152,7 +148,6 @@ class VectorSampler:
             {
                 SampleBatch.OBS: self._obs[envs],
                 SampleBatch.ACTIONS: acted.actions,
-                SampleBatch.ACTION_LOGP: acted.action_logp,
                 SampleBatch.ACTION_DIST_INPUTS: acted.dist_inputs,
                 SampleBatch.T: self._t[envs],
                 SampleBatch.EPS_ID: self._episode_ids[envs],
@@ -160,11 +155,11 @@ class VectorSampler:
         )
         if acted.inputs is not None:
             steps.write_inputs(place, acted.inputs)
-        stepped = self._stepping.step(envs, acted.actions)
+        stepped = self.stepping.step(envs, acted.actions)
         if not stepped.errors:
             self._book(steps, place, stepped)
             return
-        numbers = np.arange(len(self.envs))[envs]
+        numbers = np.arange(self.stepping.num_envs)[envs]
         self._drop(steps, {int(numbers[k]): error for k, error in stepped.errors.items()})
         kept = np.delete(np.arange(len(numbers)), list(stepped.errors))
         if len(kept):
@@ -183,7 +178,7 @@ class VectorSampler:
         )
         self._obs[envs] = self._normalise(stepped.obs)
         if stepped.ended.any():
-            numbers = np.arange(len(self.envs))[envs]
+            numbers = np.arange(self.stepping.num_envs)[envs]
             ended = numbers[stepped.ended]
             self._episodes += [Episode(int(self._t[e]), float(self._returns[e])) for e in ended]
             limited = numbers[stepped.ended & ~stepped.terminated]
@@ -194,7 +189,7 @@ class VectorSampler:
     def _drop(self, steps: Steps, errors: Mapping[int, str]) -> None:
         """Removes the running episodes of envs that failed, and starts new ones in them."""
         for e, error in errors.items():
-            self._stepping.fail(e, error)
+            self.stepping.fail(e, error)
         envs = np.array(list(errors))
         nothing_left = steps.take_back(envs, self._t[envs])
         for e in envs[nothing_left]:
@@ -203,7 +198,7 @@ class VectorSampler:
 
     def _begin_episodes(self, envs: Array) -> None:
         assert self._obs is not None
-        self._obs[envs] = self._normalise(self._stepping.reset(envs))
+        self._obs[envs] = self._normalise(self.stepping.reset(envs))
         self._history.forget(envs)
         self._t[envs] = 0
         self._returns[envs] = 0.0
@@ -219,7 +214,7 @@ class VectorSampler:
     def state(self) -> dict[str, Any]:
         """Everything that another process needs to continue from here."""
         state = {
-            "envs": [env.state() for env in self.envs],
+            "envs": self.stepping.state(),
             "obs": self._obs,
             "episode_ids": self._episode_ids,
             "t": self._t,
@@ -232,11 +227,11 @@ class VectorSampler:
         return copy.deepcopy(state)  # a snapshot: sampling writes into these arrays
 
     def restore(self, state: dict[str, Any]) -> list[int]:
-        """Continues from a state; replays each env's episode up to the recorded step.
+        """Continues from a state.
 
         Returns:
-            Envs that are not deterministic and did not come back to where they were; those
-            start a new episode with the next sample, when the filter's statistics are there.
+            Envs that did not come back to where they were; those start a new episode with the next
+            sample, when the filter's statistics are there.
         """
         if state["obs"] is None:
             return []
@@ -247,9 +242,8 @@ class VectorSampler:
         self._history.restore(state["history"])
         if self.return_scaler is not None and state["discounted"] is not None:
             self.return_scaler.discounted = np.array(state["discounted"])
-        were_astray = set(state.get("astray", ()))
-        for e, env in enumerate(self.envs):
-            if not env.replay(state["envs"][e]) or e in were_astray:
-                self._context[e] = {}
-                self._astray.append(e)
+        astray = {*self.stepping.restore(state["envs"]), *state.get("astray", ())}
+        for e in astray:
+            self._context[e] = {}
+        self._astray = sorted(astray)
         return list(self._astray)

@@ -20,9 +20,10 @@ from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 
+from custom_models.draws import Draws
 from custom_models.history import History
 from custom_models.rllib_models import acting_context_length, num_context_steps
-from rl_service.config.settings import EnvSettings
+from rl_service.config.settings import EnvSettings, Settings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.envs import make_env
 from rl_service.rollout.filters import (
@@ -32,8 +33,9 @@ from rl_service.rollout.filters import (
     RunningFilter,
     RunningMeanStd,
 )
+from rl_service.rollout.pool import PoolStepping
 from rl_service.rollout.sampler import Acted, Policy, VectorSampler
-from rl_service.rollout.stepping import SeededEpisodes
+from rl_service.rollout.stepping import GymStepping, SeededEpisodes, Stepping
 from rl_service.runtime.process import prepare_process, seed_process, spare_the_collector
 
 logger = logging.getLogger(__name__)
@@ -96,29 +98,42 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
 
     def _build_sampler(self) -> VectorSampler:
         policy = self.policy_map[DEFAULT_POLICY_ID]
-        envs = self.async_env.get_sub_environments()
+        stepping = self._build_stepping()
         returns, scaler = self.filters.get(RETURNS), None
         if returns is not None:
-            scaler = ReturnScaler(returns, len(envs), self.config.settings.algorithm.gamma)
+            gamma = self.config.settings.algorithm.gamma
+            scaler = ReturnScaler(returns, stepping.num_envs, gamma)
         return VectorSampler(
-            envs,
+            stepping,
             self._open_policy,
             num_context_steps=num_context_steps(policy.view_requirements),
             acting_context_length=acting_context_length(policy.view_requirements),
             obs_filter=self.filters.get(OBSERVATIONS),
             return_scaler=scaler,
             worker_index=self.worker_index,
-            max_failures=self.config.settings.env.max_failed_episodes,
         )
 
-    def _open_policy(self) -> Policy:
+    def _build_stepping(self) -> Stepping:
+        settings: Settings = self.config.settings
+        envs = self.async_env.get_sub_environments()
+        if settings.env.backend == "gymnasium":
+            return GymStepping(envs, settings.env.max_failed_episodes)
+        spaces = envs[0].observation_space, envs[0].action_space
+        streams = [
+            (settings.seed, self.worker_index, e)
+            for e in range(settings.resources.num_envs_per_env_runner)
+        ]
+        return PoolStepping(settings.env, *spaces, streams)
+
+    def _open_policy(self, num_actions: int) -> Policy:
         """The policy with its current weights, none of whose earlier results it may reuse."""
         policy = self.policy_map[DEFAULT_POLICY_ID]
         cache = policy.net.actor.open_cache()
+        draws = Draws(policy.action_spec, num_actions)
 
         def act(history: History) -> Acted:
             self._alive_at = time.monotonic()
-            acted: Acted = policy.act(history, cache)
+            acted: Acted = policy.act(history, draws, cache)
             return acted
 
         return act
@@ -150,8 +165,9 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
 
         It answers while the worker samples.
         """
-        envs = () if self._vector_sampler is None else self._vector_sampler.envs
-        return time.monotonic() - max([self._alive_at, *(env.alive_at for env in envs)])
+        sampler = self._vector_sampler
+        stepped_at = 0.0 if sampler is None else sampler.stepping.alive_at
+        return time.monotonic() - max(self._alive_at, stepped_at)
 
     def request(self, num_vector_steps: int, broadcast: Broadcast) -> Samples:
         """One round trip: receives weights and filters, samples, and returns the samples."""
@@ -228,16 +244,14 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
             self.filters[name].reset_buffer()
 
     def _restore_episodes(self, sampler: VectorSampler, state: dict[str, Any]) -> None:
-        if len(state["envs"]) != len(sampler.envs):
+        if len(state["envs"]) != sampler.stepping.num_envs:
             logger.warning("another number of envs than before: all start a new episode")
-            played = max(env["episode"] for env in state["envs"])
-            for env in sampler.envs:
-                env.skip_episodes(played)
+            sampler.stepping.skip_episodes(max(env["episode"] for env in state["envs"]))
             return
         lost = sampler.restore(state)
         if lost:
             logger.warning(
-                "envs %s of worker %d are not deterministic: they start a new episode",
+                "envs %s of worker %d cannot be brought back: they start a new episode",
                 lost,
                 self.worker_index,
             )

@@ -32,22 +32,30 @@ def available_gpus() -> int:
 def missing_cpus(
     resources: ResourceSettings, cpus: float, *, there: str, remedy: str
 ) -> str | None:
-    """Why the rollout workers do not fit, in one line; None if they do.
+    """Why learners and rollout workers do not fit, in one line; None if they do.
 
     Args:
-        resources: the workers asked for.
+        resources: those asked for. The first learner takes no CPU of Ray's.
         cpus: how many CPUs there are.
         there: says where they are and how many.
-        remedy: what to do instead of asking for fewer workers.
+        remedy: what to do instead of asking for fewer.
     """
+    learners = resources.num_learners - 1
+    if learners > cpus:
+        return (
+            f"resources.num_learners={resources.num_learners} needs {learners} CPUs, one for each "
+            f"but the first, and {there}; use at most {int(cpus) + 1} "
+            f"(resources.num_learners={int(cpus) + 1}) or {remedy}"
+        )
     workers, each = resources.num_workers_to_begin_with, resources.num_cpus_per_env_runner
-    if workers * each <= cpus:
+    if workers * each + learners <= cpus:
         return None
-    fitting = int(cpus / each)
+    fitting = int((cpus - learners) / each)
     key = "min_env_runners" if resources.is_elastic else "num_env_runners"
+    taken = f", less {learners} for resources.num_learners={resources.num_learners}"
     return (
         f"resources.{key}={workers} with {each:g} CPU each need {workers * each:g} "
-        f"CPUs, and {there}; use at most {fitting} "
+        f"CPUs, and {there}{taken if learners else ''}; use at most {fitting} "
         f"(resources.{key}={fitting}) or {remedy}"
     )
 

@@ -82,7 +82,7 @@ def ray_session(
             else:
                 gpus = resources.num_gpus if num_gpus is None else num_gpus
                 start_ray(num_gpus=gpus, include_dashboard=False, runtime_env=runtime_env)
-            if runtime_env and resources.num_env_runners:
+            if runtime_env and (resources.num_env_runners or resources.num_learners > 1):
                 # Its worker brings the fork server, which then loads while this process does.
                 ray.remote(num_cpus=0)(_nothing).remote()
         yield

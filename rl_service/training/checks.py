@@ -14,6 +14,7 @@ from rl_service.policies.registry import PolicyRegistry
 from rl_service.policies.spec import problems_of_bundles
 from rl_service.rollout.autoscaler import check_policy
 from rl_service.rollout.envs import try_env
+from rl_service.rollout.pool import try_pool
 from rl_service.runtime.machine import available_cpus, available_gpus, missing_cpus
 
 
@@ -41,6 +42,8 @@ def _env_problems(settings: Settings) -> list[str]:
     """Tries the environment; a language model must also be able to write its observations."""
     try:
         observation_space, action_space = try_env(settings.env)
+        if settings.env.backend == "envpool":
+            try_pool(settings.env, observation_space, action_space)
     except EnvError as error:
         return [str(error)]
     size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)

@@ -58,6 +58,7 @@ class Trainer:
         self.settings = settings
         self.algo = build_algorithm(settings)
         self._on_message = on_message
+        self.algo.learners.on_message = on_message
         if self.algo.fleet is not None:
             self.algo.fleet.on_message = on_message
         self.progress = Progress()
@@ -69,7 +70,7 @@ class Trainer:
         return Scaling(resources, fleet) if fleet is not None and resources.is_elastic else None
 
     def close(self) -> None:
-        """Ends the rollout workers."""
+        """Ends the rollout workers and further learners."""
         self.algo.stop()
 
     @property

@@ -32,6 +32,7 @@ PLACEMENT_KEYS = (
     "resources.min_env_runners",
     "resources.max_env_runners",
     "resources.num_cpus_per_env_runner",
+    "resources.num_learners",
     "resources.num_gpus",
 )
 """Settings that say which CPUs and GPUs a trial has from its start to its end."""

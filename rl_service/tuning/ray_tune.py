@@ -23,6 +23,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from custom_models.text import one_line
 from rl_service.common.errors import (
     EnvError,
+    LearnerLostError,
     OutputError,
     SettingsError,
     TrainingFailedError,
@@ -117,7 +118,7 @@ def _add_trial(controller: TuneController, trial: Trial) -> None:
 def will_recur(error: BaseException | None) -> bool:
     """Whether a trial that raised this does so again: its seeds and settings stay the same."""
     lasts = isinstance(error, SettingsError | EnvError | TrainingFailedError)
-    return lasts and not isinstance(error, WorkersLostError)
+    return lasts and not isinstance(error, LearnerLostError | WorkersLostError)
 
 
 def exception_of(trial: Trial) -> BaseException | None:

@@ -25,22 +25,29 @@ _LOOK_TIMEOUT_S = 120.0  # a node that is busy starts a process in a minute
 
 
 def trial_bundles(resources: ResourceSettings, num_seeds: int) -> list[dict[str, float]]:
-    """Of a trial's placement group: the learner, then each worker that it cannot begin without.
+    """Of a trial's placement group: its learners, then each worker that it cannot begin without.
 
     Workers beyond those are placed outside the group, wherever there is room.
 
     Args:
         resources: of each training.
-        num_seeds: trainings of the trial, which take turns; each has workers of its own.
+        num_seeds: trainings of the trial, which take turns; the first learner is the trial's own
+            process, and each training has further learners and workers of its own.
     """
     learner = {"CPU": _LEARNER_CPUS}
     if resources.num_gpus:
-        learner["GPU"] = float(resources.num_gpus)
+        learner["GPU"] = 1.0
+    learners = [dict(learner) for _ in range(_num_learners(resources, num_seeds))]
     worker = {"CPU": resources.num_cpus_per_env_runner}
     if worker["CPU"] == 0.0:  # Ray refuses bundles of nothing
-        return [learner]
+        return learners
     num_workers = num_seeds * resources.num_workers_to_begin_with
-    return [learner, *[dict(worker) for _ in range(num_workers)]]
+    return [*learners, *[dict(worker) for _ in range(num_workers)]]
+
+
+def _num_learners(resources: ResourceSettings, num_seeds: int) -> int:
+    """Processes of a trial that learn."""
+    return 1 + num_seeds * (resources.num_learners - 1)
 
 
 def trial_resources(
@@ -114,7 +121,9 @@ def _too_large(
     workers = f"{resources.num_workers_to_begin_with} x {resources.num_cpus_per_env_runner:g}"
     if num_seeds > 1:
         workers = f"{num_seeds} seeds x {workers}"
-    made_of = f" (1 for the learner, {workers} for rollout workers)" if name == "CPU" else ""
+    learners = _num_learners(resources, num_seeds)
+    whose = "the learner" if learners == 1 else "learners"
+    made_of = f" ({learners} for {whose}, {workers} for rollout workers)" if name == "CPU" else ""
     count = "min_env_runners" if resources.is_elastic else "num_env_runners"
     return (
         f"{_a_trial(drawn)} takes {needed:g} {name}s{made_of}, and the cluster has {there:g}: it "

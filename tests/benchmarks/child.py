@@ -122,7 +122,14 @@ def _serve(pipe: Connection, folder: Path, path: str, arguments: dict[str, Any])
 
 def _prepare(folder: Path) -> None:
     """One thread, a Ray of its own, and silence: all output goes to a file."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(folder)}
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",  # the same for JAX
+        "RAY_TMPDIR": str(folder),
+        # RLlib imports JAX where it is installed, as it is for one of the other libraries: its
+        # processes would start later and be larger than those of a user.
+        "RLLIB_TEST_NO_JAX_IMPORT": "1",
+    }
     os.environ.pop("RAY_ADDRESS", None)
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

@@ -8,7 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "ray", "gymnasium", "mujoco", "transformers", "numpy", "stable-baselines3")
+PACKAGES = (
+    *("torch", "ray", "gymnasium", "mujoco", "transformers", "numpy"),
+    *("stable-baselines3", "sbx-rl", "jax", "envpool"),
+)
 
 
 def describe() -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Whether speed was bought with learning: final returns beside Stable-Baselines3's."""
+"""Whether speed was bought with learning: final returns beside plain torch and SB3."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ LR = 3e-4
 
 
 class Sizes(NamedTuple):
-    env_id: str = "LunarLander-v3"
+    env_id: str
     env_steps: int = 500_000
-    seeds: tuple[int, ...] = (100, 200, 300)
+    seeds: tuple[int, ...] = (100, 200, 300, 400, 500)
     num_envs: int = 16
     train_batch_size: int = 4096
     minibatch_size: int = 256
@@ -29,13 +30,19 @@ class Sizes(NamedTuple):
     """Runs side by side: nothing is timed."""
 
 
-QUICK = Sizes("CartPole-v1", 512, (1,), 4, 256, 64, 2, num_episodes=2, parallel=1)
+FULL = (Sizes("LunarLander-v3"), Sizes("HalfCheetah-v4"))
+QUICK = (Sizes("CartPole-v1", 512, (1,), 4, 256, 64, 2, num_episodes=2, parallel=1),)
 
 
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
-    """By library, the returns of the final policy's episodes for each seed."""
-    sizes = QUICK if quick else Sizes()
-    return {"sizes": sizes._asdict(), "returns": side_by_side(LEARN, open_subject, sizes)}
+    """By environment and library, the returns of the final policy's episodes for each seed."""
+    return {
+        sizes.env_id: {
+            "sizes": sizes._asdict(),
+            "returns": side_by_side(LEARN, open_subject, sizes),
+        }
+        for sizes in (QUICK if quick else FULL)
+    }
 
 
 def side_by_side(
@@ -51,9 +58,16 @@ def side_by_side(
     }
 
 
-def _ours(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
+def _ours(
+    open_subject: OpenSubject,
+    seed: int,
+    sizes: Sizes,
+    *,
+    backend: str = "gymnasium",
+    compiled: bool = True,
+) -> list[float]:
     run = {
-        "env": {"id": sizes.env_id},
+        "env": {"id": sizes.env_id, "backend": backend},
         "model": {"name": "mlp"},
         "algorithm": {
             "actor_lr": LR,
@@ -67,7 +81,7 @@ def _ours(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
         "seed": seed,
     }
     path = "tests.benchmarks.subjects.learned:Learned"
-    with open_subject(path, variants={"run": run}) as subject:
+    with open_subject(path, variants={"run": run}, compiled=compiled) as subject:
         returns: list[float] = subject.learn("run", sizes.env_steps, sizes.num_episodes)
     return returns
 
@@ -79,25 +93,32 @@ def _theirs(open_subject: OpenSubject, seed: int, sizes: Sizes) -> list[float]:
     return returns
 
 
-LEARN = {"rl-service": _ours, "Stable-Baselines3": _theirs}
+LEARN = {
+    "rl-service": _ours,
+    "rl-service, EnvPool": partial(_ours, backend="envpool"),
+    "rl-service, torch": partial(_ours, compiled=False),
+    "Stable-Baselines3": _theirs,
+}
 """By library, how one run is trained and scored."""
 
 
 def tables(raw: Raw) -> list[Table]:
-    """One row a library."""
-    sizes = raw["sizes"]
-    return [
-        Table(
-            f"Return after {sizes['env_steps']:,} env steps of {sizes['env_id']}, MLP",
-            ("library", *(f"seed {seed}" for seed in sizes["seeds"]), "mean ± deviation"),
-            [_row(library, by_seed) for library, by_seed in raw["returns"].items()],
-            f"{sizes['num_episodes']} deterministic episodes of the final policy, episode i from "
-            f"seed + i. Both: 64-64 tanh, {sizes['num_envs']} envs in one process, batch "
-            f"{sizes['train_batch_size']}, minibatch {sizes['minibatch_size']}, "
-            f"{sizes['num_epochs']} epochs, learning rate 3e-4, γ 0.99, λ 0.95, no entropy term; "
-            f"raw value targets.",
-        )
-    ]
+    """One an environment, one row a library."""
+    return [_table(**of_env) for of_env in raw.values()]
+
+
+def _table(sizes: Raw, returns: Raw) -> Table:
+    return Table(
+        f"Return after {sizes['env_steps']:,} env steps of {sizes['env_id']}, MLP",
+        ("library", *(f"seed {seed}" for seed in sizes["seeds"]), "mean ± deviation"),
+        [_row(library, by_seed) for library, by_seed in returns.items()],
+        f"{sizes['num_episodes']} deterministic episodes of the final policy, episode i from "
+        f"seed + i, in gymnasium. All: 64-64 tanh, {sizes['num_envs']} envs in one process, batch "
+        f"{sizes['train_batch_size']}, minibatch {sizes['minibatch_size']}, "
+        f"{sizes['num_epochs']} epochs, learning rate 3e-4, γ 0.99, λ 0.95, no entropy term; "
+        f"raw value targets, no normalisation. EnvPool: trained on it. Torch: its gradient steps "
+        f"instead of machine code.",
+    )
 
 
 def _row(library: str, by_seed: dict[str, list[float]]) -> tuple[str, ...]:

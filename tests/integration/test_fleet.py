@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
 from custom_models.model_config import ModelConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
@@ -76,6 +77,8 @@ def test_workers_come_go_die_and_come_back(build: Any, tmp_path: Path, model: Mo
     train_until(algorithm, lambda: len(algorithm.fleet.ready) == 3)
     check_all_are_current(algorithm)
     assert (algorithm.num_sampling_workers, algorithm.fleet.num_starting) == (3, 1)
+    threads = algorithm.fleet.call("apply", _threads_of_numpy).values()
+    assert {1} == {number for found in threads for number in found}
     algorithm.fleet.resize(1)
     check_all_are_current(algorithm)
     assert (list(algorithm.fleet.ready), algorithm.fleet.num_starting) == ([1], 0)
@@ -106,6 +109,10 @@ def test_workers_come_go_die_and_come_back(build: Any, tmp_path: Path, model: Mo
     assert streams(resumed) == playing
     assert resumed.fleet.num_restarts == 1
     assert resumed.fleet.worker_hours >= hours
+
+
+def _threads_of_numpy(worker: Any) -> list[int]:
+    return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
 
 
 def check_all_are_current(algorithm: OnPolicyAlgorithm) -> None:
@@ -215,7 +222,7 @@ def _raises_from_now_on(worker: Any) -> None:
     def act(history: Any) -> Any:
         raise MemoryError("too little")
 
-    worker._vector_sampler._open_policy = lambda: act
+    worker._vector_sampler._open_policy = lambda num_actions: act
 
 
 def test_workers_that_were_ended_while_they_sampled_do_not_come_back(build: Any) -> None:

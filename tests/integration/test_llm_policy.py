@@ -18,7 +18,8 @@ from custom_models.base_models import STORE_VARIABLE
 from custom_models.configs import LLMPolicyConfig
 from custom_models.history import History
 from custom_models.language_model import load_language_model, load_tokenizer
-from rl_service.algorithms.batch import build_learner_batch, critic_inputs, shuffled
+from rl_service.algorithms.batch import build_learner_batch, critic_inputs
+from rl_service.algorithms.minibatches import shuffled
 from rl_service.cli.train import _resumed as resumed
 from rl_service.common.errors import BundleError, CheckpointError, ObservationError
 from rl_service.config.algorithms import A2CSettings, OnPolicySettings, PPOSettings, TRPOSettings
@@ -141,7 +142,7 @@ def test_before_the_first_step_a_learner_in_bfloat16_finds_the_ratio_1(
     policy = build(base.model_copy(update={"resources": low})).learner_policy
     samples = build(base).env_runner.sample(64)
     rows = build_learner_batch(policy, samples).actor
-    for part in shuffled(rows, policy.permutation(64), 4):
+    for part in shuffled(rows, policy.permutation("actor", 64), 4):
         dist = policy.action_distribution(part.inputs)
         ratio = (dist.log_prob(part.actions) - part.action_logp).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-6)

@@ -11,8 +11,10 @@ from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
+from custom_models.heads import distribution
 from custom_models.model_config import ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
+from custom_models.spaces import ActionSpec
 from rl_service.algorithms.build import build_config
 from rl_service.algorithms.ppo import PPOPolicy
 from rl_service.config.algorithms import PPOSettings
@@ -74,6 +76,16 @@ def _ranks(keys: list[tuple[float, ...]]) -> Any:
     return ranks
 
 
+class DrawsEachStep:
+    """Random numbers for one step at a time, as RLlib draws them."""
+
+    def __init__(self, action_spec: ActionSpec, num_actions: int) -> None:
+        self._spec = action_spec
+
+    def __call__(self, dist_inputs: Any) -> Any:
+        return distribution(self._spec, torch.from_numpy(dist_inputs)).sample().numpy()
+
+
 @pytest.mark.parametrize(
     "model",
     [MLPConfig(), GPT2, LLM, LLM_2, STACK, STACK_GPT2, GPT2_ACTOR],
@@ -90,8 +102,9 @@ def _ranks(keys: list[tuple[float, ...]]) -> Any:
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_rows_equal_those_of_rllibs_own_sampler(
-    model: ModelConfig, env: str, num_envs: int
+    model: ModelConfig, env: str, num_envs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rl_service.rollout.worker.Draws", DrawsEachStep)
     plain = build_worker(RolloutWorker, model, env, num_envs)
     vector = build_worker(VectorRolloutWorker, model, env, num_envs)
     torch.manual_seed(1)

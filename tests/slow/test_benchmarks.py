@@ -1,4 +1,4 @@
-"""`make bench` in miniature: every part but the other library runs, reads well and is recorded.
+"""`make bench` in miniature: every part but Stable-Baselines3 runs, reads well and is recorded.
 
 No time is asserted: what is measured here means nothing.
 """
@@ -17,11 +17,13 @@ import pytest
 from tests.benchmarks import machine
 from tests.benchmarks.catalog import BENCHMARKS, TABLES
 from tests.benchmarks.child import Child, ChildFailed
+from tests.benchmarks.peers import PEERS
 from tests.benchmarks.record import Record
 from tests.benchmarks.simulation import calibration, report
 from tests.benchmarks.simulation.__main__ import write
 from tests.benchmarks.simulation.pipeline import Cluster
 from tests.benchmarks.simulation.predictions import predict
+from tests.benchmarks.training import Sizes
 
 
 class Adder:
@@ -91,3 +93,16 @@ def test_a_child_keeps_its_state_and_survives_a_failed_call() -> None:
         with pytest.raises(ChildFailed, match="TypeError"):
             child.add("two")
         assert child.add(4) == 7
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_what_we_are_compared_with_learns(name: str) -> None:
+    peer = PEERS[name]
+    if not peer.is_installed:
+        pytest.skip(f"needs {', '.join(peer.packages + peer.programs)}")
+    sizes = Sizes(train_batch_size=2048, minibatch_size=128)
+    with Child(peer.path, **peer.arguments_for("CartPole-v1", sizes)) as subject:
+        subject.train(1)
+        assert subject.episode_return() < 40
+        subject.train(11)
+        assert subject.episode_return() > 80

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from rl_service.algorithms.batch import build_learner_batch, shuffled
+from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.build import build_algorithm
+from rl_service.algorithms.minibatches import shuffled
 from rl_service.config.settings import (
     EvaluationSettings,
     Settings,
@@ -21,6 +22,7 @@ from rl_service.config.settings import (
 from rl_service.policies import load_bundle
 from rl_service.training.run import Run
 from rl_service.training.train import train
+from tests.support.learners import assert_all_are_equal
 from tests.support.rays import own_ray
 from tests.support.recorder import Recorder
 
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_with_a_gpu() -> Iterator[None]:
-    with own_ray(num_gpus=1):
+    with own_ray(num_gpus=torch.cuda.device_count()):
         yield
 
 
@@ -91,6 +93,25 @@ def test_one_batch_teaches_a_gpu_what_it_teaches_a_cpu(model: dict[str, Any]) ->
     assert rows[0].keys() == rows[1].keys()
     for key, value in rows[0].items():
         assert rows[1][key] == pytest.approx(value, rel=1e-2, abs=2e-3), key
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("model", MODELS, ids=model_id)
+def test_two_gpus_learn_from_a_batch_what_one_does(model: dict[str, Any]) -> None:
+    """Without dropout, of which each learner has its own."""
+    model = {**model, "dropout": 0.0} if model["name"] == "gpt2_critic" else model
+    states, rows = [], []
+    for n in (1, 2):
+        algorithm = build_algorithm(settings(model, num_gpus=n, num_learners=n))
+        rows.append(algorithm.train()["info"]["learner"])
+        if n == 2:
+            assert_all_are_equal(algorithm)
+        states.append(algorithm.learner_policy.get_learner_state()["net"])
+        algorithm.stop()
+    for name, weight in states[0].items():
+        torch.testing.assert_close(states[1][name], weight, rtol=1e-2, atol=2e-3)
+    for key in ("policy_loss", "vf_loss", "mean_kl_loss"):
+        assert rows[1][key] == pytest.approx(rows[0][key], rel=1e-2, abs=2e-3), key
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 2])
@@ -157,7 +178,7 @@ def test_before_the_first_step_a_learner_in_bfloat16_finds_the_ratio_1(
     there.learner_policy.set_weights(here.learner_policy.get_weights())
     policy, samples = there.learner_policy, here.env_runner.sample(128)
     rows = build_learner_batch(policy, samples).actor
-    for part in shuffled(rows, policy.permutation(len(rows.inputs)), 8):
+    for part in shuffled(rows, policy.permutation("actor", len(rows.inputs)), 8):
         dist = policy.action_distribution(part.inputs)
         ratio = (dist.log_prob(part.actions) - part.action_logp).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=2e-3)

@@ -36,11 +36,12 @@ tracking: {checkpoint_interval: 1000, tensorboard: false}
 STEP_VARIABLE = "RL_SERVICE_PROBE_STEP_S"
 LONG = ("--set", "resources.num_env_runners=0", "-ne", "1000000")
 SLOW = {STEP_VARIABLE: "0.005"}
-# One worker samples fast enough unless the environment is slow.
+# One worker samples fast enough unless the environment is slow: the critic takes its time.
 ELASTIC = """\
 env: {id: "probe:SlowEnv", max_episode_steps: 50}
 model: {name: mlp}
-algorithm: {name: ppo, train_batch_size: 256, minibatch_size: 32, num_epochs: 20}
+algorithm:
+  {name: ppo, train_batch_size: 256, minibatch_size: 32, num_epochs: 20, critic_num_epochs: 1000}
 resources:
   {num_env_runners: 1, max_env_runners: 3, num_envs_per_env_runner: 2, down_delay_iterations: 3}
 stop: {iterations: 100000}

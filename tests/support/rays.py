@@ -92,10 +92,11 @@ def worker_pids() -> list[int]:
     return actor_pids("VectorRolloutWorker")
 
 
-def actor_pids(class_name: str) -> list[int]:
-    """Processes of the actors of a class that belong to this process's job."""
+def actor_pids(class_name: str, *, of_all_jobs: bool = False) -> list[int]:
+    """Processes of the actors of a class, by default of this process's job."""
     job = ray.get_runtime_context().get_job_id()
-    found = [a for a in actors(actor_state_name="ALIVE").values() if a["JobID"] == job]
+    alive = actors(actor_state_name="ALIVE").values()
+    found = [a for a in alive if of_all_jobs or a["JobID"] == job]
     # By its title: Tune gives the class another name, and Ray hears of a death a moment later.
     title = f"ray::{class_name}"
     return [a["Pid"] for a in found if command_line(a["Pid"]).startswith(title)]

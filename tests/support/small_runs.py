@@ -61,7 +61,7 @@ def small_settings(
             **{
                 "train_batch_size": 128,
                 "lr_schedule": "linear",
-                **SMALL[algorithm],
+                **_small_of(algorithm),
                 **changed,
             }
         ),
@@ -73,6 +73,11 @@ def small_settings(
         ),
         seed=5,
     )
+
+
+def _small_of(algorithm: type[OnPolicySettings]) -> dict[str, Any]:
+    """Of the built-in algorithm that it is or derives from."""
+    return next(small for kind, small in SMALL.items() if issubclass(algorithm, kind))
 
 
 def weights(algorithm: OnPolicyAlgorithm) -> dict[str, torch.Tensor]:

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections import deque
 from statistics import fmean
 
+from rl_service.algorithms import compiled as steps_in_c
 from rl_service.policies.runner import PolicyRunner
 from rl_service.training.evaluation import evaluate
+from tests.benchmarks.subjects.settings import Variant
 from tests.benchmarks.subjects.trainings import Trainings
 
 
 class Learned(Trainings):
-    """Trainings, and what they come to."""
+    """Trainings, and what they come to.
+
+    Args:
+        variants: as for `Trainings`.
+        compiled: whether gradient steps may be machine code.
+    """
+
+    def __init__(self, variants: dict[str, Variant], *, compiled: bool = True) -> None:
+        if not compiled:
+            steps_in_c.library = lambda: None
+        super().__init__(variants)
 
     def curve(self, name: str, env_steps: int) -> list[tuple[int, float]]:
         """Trains; after each iteration, the steps so far and the mean return of 100 episodes."""

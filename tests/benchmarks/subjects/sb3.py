@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 import rl_service.rollout.partly_observed  # noqa: F401  # registers environments
 
@@ -20,6 +20,14 @@ VEC_ENVS: dict[str, tuple[type[DummyVecEnv | SubprocVecEnv], dict[str, Any]]] = 
     # Forked: sixteen fresh interpreters would take half a minute to start, and run no faster.
     "subproc": (SubprocVecEnv, {"start_method": "fork"}),
 }
+
+
+def open_vec_env(env_id: str, vec_env: str, num_envs: int, seed: int) -> VecEnv:
+    """Envs of gymnasium, stepped in one of the ways of `VEC_ENVS`."""
+    vec_env_class, kwargs = VEC_ENVS[vec_env]
+    return make_vec_env(
+        env_id, num_envs, seed=seed, vec_env_cls=vec_env_class, vec_env_kwargs=kwargs
+    )
 
 
 ALGORITHMS = {"ppo": PPO, "a2c": A2C, "trpo": TRPO, "recurrent_ppo": RecurrentPPO}
@@ -39,6 +47,9 @@ class SB3Training:
         lstm_size: of the LSTMs before these nets, one each, if the algorithm is recurrent.
     """
 
+    algorithms: ClassVar[dict[str, Any]] = ALGORITHMS
+    open_vec_env = staticmethod(open_vec_env)
+
     def __init__(
         self,
         env_id: str,
@@ -51,16 +62,13 @@ class SB3Training:
         lstm_size: int | None = None,
     ) -> None:
         torch.set_num_threads(1)
-        vec_env_class, kwargs = VEC_ENVS[vec_env]
-        self._envs = make_vec_env(
-            env_id, num_envs, seed=seed, vec_env_cls=vec_env_class, vec_env_kwargs=kwargs
-        )
+        self._envs = self.open_vec_env(env_id, vec_env, num_envs, seed)
         self._env_id, self._seed = env_id, seed
         self._steps_per_iteration = steps_per_iteration
         nets: dict[str, Any] = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
         if lstm_size is not None:
             nets["lstm_hidden_size"] = lstm_size
-        self._model = ALGORITHMS[algorithm](
+        self._model = self.algorithms[algorithm](
             "MlpPolicy" if lstm_size is None else "MlpLstmPolicy",
             self._envs,
             **arguments,
@@ -79,6 +87,10 @@ class SB3Training:
         self._model.learn(steps, reset_num_timesteps=False)
         return steps / (time.perf_counter() - started)
 
+    def episode_return(self) -> float:
+        """Mean of the last 100 episodes of training."""
+        return float(np.mean([each["r"] for each in self._model.ep_info_buffer]))
+
     def curve(self, env_steps: int) -> list[tuple[int, float]]:
         """Trains; after each iteration, the steps so far and the mean return of 100 episodes."""
         curve: list[tuple[int, float]] = []
@@ -87,7 +99,7 @@ class SB3Training:
             model = found["self"]
             done = model.num_timesteps
             if done % self._steps_per_iteration == 0 and model.ep_info_buffer:
-                curve.append((done, float(np.mean([each["r"] for each in model.ep_info_buffer]))))
+                curve.append((done, self.episode_return()))
             return True
 
         self._model.learn(env_steps, callback=on_step)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rl_service.cli.display import TrainDisplay, sparkline
+from rl_service.cli.display import TrainDisplay, _title, sparkline
 from rl_service.config.settings import Settings
 from rl_service.training.observer import TrainResult
 
@@ -87,6 +87,13 @@ def test_plain_lines_name_the_run_and_stand_in_columns(result: TrainResult) -> N
         "      2/150        4,096    -183.2       91    1,903   0:00",
         " evaluation                   12.3 ± 45.6",
     ]
+
+
+def test_a_run_with_several_learners_says_so() -> None:
+    settings = Settings()
+    resources = settings.resources.model_copy(update={"num_learners": 3})
+    title = _title(settings.model_copy(update={"resources": resources}))
+    assert title.endswith("2 rollout workers, 3 learners")
 
 
 def test_plain_lines_have_no_control_characters(result: TrainResult) -> None:

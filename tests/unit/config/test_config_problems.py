@@ -76,6 +76,29 @@ def test_settings_for_a_gpu_without_one_are_refused() -> None:
     ]
 
 
+@pytest.mark.parametrize(("num_gpus", "num_learners"), [(2, 1), (1, 2), (3, 2)])
+def test_each_learner_has_one_gpu_or_none_has(num_gpus: int, num_learners: int) -> None:
+    sizes = f"resources.num_gpus={num_gpus}", f"resources.num_learners={num_learners}"
+    [problem] = problems(*sizes)
+    assert problem.startswith(f"{' and '.join(sizes)}, but each learner has one GPU; use ")
+    assert f"resources.num_gpus={num_learners}" in problem
+    assert f"resources.num_learners={num_gpus}" in problem
+
+
+def test_a_critic_that_is_fitted_by_lbfgs_has_one_learner() -> None:
+    lbfgs = "algorithm.critic_optimizer=lbfgs"
+    [problem] = problems(lbfgs, "resources.num_learners=2", algorithm="trpo")
+    assert problem.startswith(f"{lbfgs} fits the whole batch in one process, and resources.num_l")
+    assert problem.endswith("use algorithm.critic_optimizer=adam or resources.num_learners=1")
+    load_settings(overrides=[lbfgs], algorithm="trpo")
+    load_settings(overrides=["resources.num_learners=2"], algorithm="trpo")
+
+
+def test_a_gpu_for_each_learner_is_what_a_low_precision_asks_for() -> None:
+    [problem] = problems("resources.learner_precision=bfloat16", "resources.num_learners=2")
+    assert "add resources.num_gpus=2 or leave it out" in problem
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
@@ -85,6 +108,7 @@ def test_settings_for_a_gpu_without_one_are_refused() -> None:
         ("algorithm.critic_lr=.inf", "must be a finite number"),
         ("algorithm.entropy_coeff=.nan", "must be a finite number"),
         ("seed=-1", "must be greater than or equal to 0"),
+        ("resources.num_learners=0", "must be greater than 0"),
         ("stop.iterations=2.5", "must be an integer"),
         ("model.dropout=1.0", "must be less than 1"),
         ("model.hidden_sizes=[64, -1]", "must be greater than 0"),

@@ -84,7 +84,7 @@ def test_the_cache_equals_a_recomputation_of_the_last_steps(
     for _ in range(num_steps):
         history = episodes.observe()
         seen.append(copied(history))
-        answers.append(cache.decide(history))
+        answers.append(torch.from_numpy(cache.decide(history)))
         episodes.act(end_rate=1 / 40)
     for start in range(0, len(seen), 500):
         parts = zip(*seen[start : start + 500], strict=True)
@@ -108,7 +108,7 @@ def test_some_envs_may_act_more_often_than_others(history_actions: bool) -> None
         if isinstance(envs, np.ndarray) and not len(envs):
             continue
         history = episodes.observe(envs)
-        actual = cache.decide(history)
+        actual = torch.from_numpy(cache.decide(history))
         torch.testing.assert_close(actual, actor.decide(history), rtol=0, atol=1e-5)
         episodes.act(envs)
 

@@ -13,8 +13,16 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from custom_models.attention import dropout
 from custom_models.configs import MLPConfig
-from custom_models.heads import Categorical, DiagGaussian, StackActor
-from custom_models.history import RunningHistory
+from custom_models.draws import Draws
+from custom_models.heads import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    Categorical,
+    DiagGaussian,
+    FeedForwardActor,
+    StackActor,
+)
+from custom_models.history import History, RunningHistory
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec
 
@@ -50,6 +58,59 @@ def test_samples_follow_the_distribution() -> None:
     samples = DiagGaussian(inputs).sample(generator)
     assert abs(float(samples.mean()) - 1.0) < 0.06
     assert abs(float(samples.std()) - 2.0) < 0.06
+
+
+@pytest.mark.parametrize("num_actions", [20000, 7001])
+def test_draws_follow_the_distribution(num_actions: int) -> None:
+    torch.manual_seed(0)
+    draws = Draws(ActionSpec("discrete", 3), num_actions)
+    logits = np.log(np.array([[0.1, 0.2, 0.7]], np.float32)).repeat(1000, 0)
+    actions = np.concatenate([draws(logits) for _ in range(20)])
+    np.testing.assert_allclose(np.bincount(actions) / 20000, [0.1, 0.2, 0.7], atol=0.02)
+    draws = Draws(ActionSpec("box", 2), num_actions)
+    inputs = np.array([[1.0, -3.0, np.log(2.0), np.log(0.5)]], np.float32).repeat(1000, 0)
+    samples = np.concatenate([draws(inputs) for _ in range(20)])
+    np.testing.assert_allclose(samples.mean(0), [1.0, -3.0], atol=0.06)
+    np.testing.assert_allclose(samples.std(0), [2.0, 0.5], atol=0.06)
+    assert len(np.unique(samples[:, 0])) > 0.999 * len(samples)  # no number is used twice
+
+
+@pytest.mark.parametrize("space", ["discrete", "box"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"activation": "relu", "hidden_sizes": (5, 9, 3), "activate_last": False},
+        {"hidden_sizes": ()},
+        {"log_std": "state", "log_std_init": LOG_STD_MAX},
+        {"log_std_init": LOG_STD_MIN},
+    ],
+)
+def test_an_actor_decides_on_arrays_as_on_tensors(space: str, changes: dict[str, Any]) -> None:
+    spec = ActionSpec(space, 3, low=(-1.0,) * 3, high=(1.0,) * 3)  # type: ignore[arg-type]
+    actor = build_actor_critic(MLPConfig(**changes), 4, spec, with_critic=False).actor
+    with torch.no_grad():
+        for weight in actor.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    cache = actor.open_cache()
+    assert cache is not None
+    obs = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    history = History.first_steps(obs, 1, spec)
+    before = history.obs.copy()
+    with torch.no_grad():
+        expected = actor.decide(history).numpy()
+    np.testing.assert_allclose(cache.decide(history), expected, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(history.obs, before)
+
+
+def test_an_actor_of_a_users_own_is_asked_itself() -> None:
+    class Own(FeedForwardActor):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs * 2.0)
+
+    shape = {"hidden_sizes": (4,), "activation": "tanh", "activate_last": True}
+    own = Own(3, ActionSpec("discrete", 2), **shape, log_std="free", log_std_init=0.0)
+    assert own.open_cache() is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns
 from rl_service.rollout.sampler import Acted, VectorSampler
-from rl_service.rollout.stepping import SeededEpisodes, episode_seed
+from rl_service.rollout.stepping import GymStepping, SeededEpisodes, episode_seed
 
 SEED, WORKER = 7, 1
 NUM_ENVS, NUM_STEPS, LENGTH, CONTEXT = 3, 5, 7, 3
@@ -115,26 +115,26 @@ def act(kind: str, history: History) -> Acted:
     actions = np.stack([np.sin(inputs[:, 0]), np.cos(inputs[:, 0])], 1)  # (B, 2)
     dist_inputs = np.concatenate([actions, inputs], 1)
     if kind == "discrete":
-        return Acted((actions[:, 0] > 0).astype(np.int64), inputs[:, 0], actions, inputs)
-    return Acted(actions, inputs[:, 0], dist_inputs, inputs)
+        return Acted((actions[:, 0] > 0).astype(np.int64), actions, inputs)
+    return Acted(actions, dist_inputs, inputs)
 
 
 def build(
     world: World, kind: str = "discrete", acting: int = 1, max_failures: int = 99, **kwargs: Any
 ) -> VectorSampler:
     space = SPACES[kind]
+    envs = [
+        SeededEpisodes(partial(Faulty, world, space), SEED, WORKER, e)
+        for e in range(kwargs.get("num_envs", NUM_ENVS))
+    ]
     return VectorSampler(
-        [
-            SeededEpisodes(partial(Faulty, world, space), SEED, WORKER, e)
-            for e in range(kwargs.get("num_envs", NUM_ENVS))
-        ],
-        lambda: partial(act, kind),
+        GymStepping(envs, max_failures),
+        lambda num_actions: partial(act, kind),
         num_context_steps=CONTEXT,
         acting_context_length=acting,
         obs_filter=kwargs.get("obs_filter"),
         return_scaler=kwargs.get("scaler"),
         worker_index=WORKER,
-        max_failures=max_failures,
     )
 
 

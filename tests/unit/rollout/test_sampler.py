@@ -14,7 +14,7 @@ from custom_models.history import History
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import LOSS_MASK, context_rows, segment_ids
 from rl_service.rollout.sampler import Acted, VectorSampler
-from rl_service.rollout.stepping import SeededEpisodes
+from rl_service.rollout.stepping import GymStepping, SeededEpisodes
 
 
 class Counter(gym.Env[npt.NDArray[np.float32], int]):
@@ -49,17 +49,18 @@ def build(
         call, num_envs = next(calls), len(history.obs)
         actions = np.full(num_envs, call % 2, np.int64)
         zeros = np.zeros((num_envs, 2), np.float32)
-        return Acted(actions, zeros[:, 0], zeros, None)
+        return Acted(actions, zeros, None)
 
     return VectorSampler(
-        [SeededEpisodes(lambda env=env: env, 7, 1, i) for i, env in enumerate(envs)],
-        lambda: act,
+        GymStepping(
+            [SeededEpisodes(lambda env=env: env, 7, 1, i) for i, env in enumerate(envs)], 0
+        ),
+        lambda num_actions: act,
         num_context_steps=context,
         acting_context_length=1,
         obs_filter=kwargs.get("obs_filter"),
         return_scaler=scaler,
         worker_index=1,
-        max_failures=0,
     )
 
 
@@ -140,7 +141,7 @@ def test_going_on_from_a_state_equals_never_having_stopped() -> None:
     resumed.return_scaler.filter.sync(stats)
     assert resumed.restore(state) == []
     history = resumed._history.observed(np.zeros((2, 2), np.float32))
-    resumed._open_policy()(history)  # this act counts its calls: 9 came before
+    resumed._open_policy(18)(history)  # this act counts its calls: 9 came before
     actual = resumed.sample(9)
     for name in expected:
         assert np.array_equal(actual[name], expected[name]), name

@@ -80,6 +80,23 @@ def test_workers_that_take_half_a_cpu_count_half(monkeypatch: pytest.MonkeyPatch
     assert "use at most 4" in problem
 
 
+def test_further_learners_take_a_cpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(checks, "available_cpus", lambda: 2)
+    two = "resources.num_learners=2"
+    assert check_settings(settings("resources.num_env_runners=1", two)) == []
+    [problem] = check_settings(settings("resources.num_env_runners=2", two))
+    assert problem.startswith(
+        "resources.num_env_runners=2 with 1 CPU each need 2 CPUs, and there are 2, less 1 for "
+        "resources.num_learners=2; use at most 1 (resources.num_env_runners=1) or "
+    )
+    [problem] = check_settings(settings("resources.num_learners=4"))
+    assert problem.startswith(
+        "resources.num_learners=4 needs 3 CPUs, one for each but the first, and there are 2; use "
+        "at most 3 (resources.num_learners=3) or "
+    )
+
+
 def test_a_cluster_decides_about_its_own_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     many = settings("resources.num_env_runners=999", "algorithm.train_batch_size=7992")

@@ -86,7 +86,7 @@ def test_settings_files_and_tuning_files_are_told_apart(tmp_path: Path) -> None:
         ({"scheduler": PBT, "max_concurrent": 1}, "so it takes no max_concurrent"),
         (
             {"settings": {"resources": {"num_gpus": 4}}},
-            "small.yaml): must be less than or equal to 1",
+            "resources.num_gpus=4 and resources.num_learners=1, but each learner has one GPU",
         ),
         (
             {"settings": {"tracking": {"output_dir": "/dev/null/x"}}},

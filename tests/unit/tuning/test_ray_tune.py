@@ -15,11 +15,16 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler
 
-from rl_service.common.errors import OutputError, TrainingFailedError
+from rl_service.common.errors import (
+    LearnerLostError,
+    OutputError,
+    TrainingFailedError,
+    WorkersLostError,
+)
 from rl_service.common.storage import Storage
 from rl_service.tuning import ray_tune
 from rl_service.tuning.observer import TrialTrackers
-from rl_service.tuning.ray_tune import Stopping, TuneCallback
+from rl_service.tuning.ray_tune import Stopping, TuneCallback, will_recur
 from rl_service.tuning.storage import experiment_storage
 from tests.support.tuning import Watcher, small_plan
 
@@ -60,6 +65,11 @@ def test_a_trial_that_starts_again_is_told_with_why(
 ) -> None:
     callback.on_trial_recover(1, [], failed(tmp_path, error))
     assert watcher.messages == [f"trial 7 {what}; it starts again from its last checkpoint"]
+
+
+def test_a_trial_that_lost_a_process_is_tried_again() -> None:
+    assert will_recur(NAN)
+    assert not any(map(will_recur, (LearnerLostError("x"), WorkersLostError("x"), None)))
 
 
 def test_a_storage_that_fails_for_a_while_costs_copies_and_is_told_once(

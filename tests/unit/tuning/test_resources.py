@@ -57,6 +57,24 @@ def test_of_an_elastic_trial_the_least_workers_are_kept_a_place(
     assert trial_bundles(space.base.resources, 1) == [{"CPU": 1.0}, {"CPU": 1.0}]
 
 
+def test_each_further_learner_of_each_seed_has_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = searched(tmp_path, monkeypatch, 1, num_learners=3)
+    cpu = {"CPU": 1.0}
+    assert trial_bundles(space.base.resources, 1) == [cpu] * 4
+    assert trial_bundles(space.base.resources, 2) == [cpu] * 7
+    with_gpus = space.base.resources.model_copy(update={"num_gpus": 3})
+    learner = {"CPU": 1.0, "GPU": 1.0}
+    assert trial_bundles(with_gpus, 1) == [learner, learner, learner, cpu]
+    assert trial_resources(space, 1, {"algorithm.actor_lr": 0.5}).bundles == [cpu] * 4
+    monkeypatch.setattr(ray, "nodes", nodes(3))
+    with pytest.raises(ResourceError, match=r"takes 4 CPUs \(3 for learners, 1 x 1 for rollout w"):
+        check_placement(space, 1)
+    monkeypatch.setattr(ray, "nodes", nodes(4))
+    assert check_placement(space, 1) == 1
+
+
 @pytest.mark.parametrize(("cpus", "fitting"), [((3,), 1), ((4, 2), 2), ((1, 1, 1), 1), ((9,), 3)])
 def test_as_many_trials_as_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: tuple[float, ...], fitting: int
@@ -91,6 +109,7 @@ def test_what_would_wait_for_ever_is_refused(
         ({"integer": [0, 8]}, "num_env_runners"),
         ({"power_of_two": [1, 8]}, "num_env_runners"),
         ({"uniform": [0.5, 8.0]}, "num_cpus_per_env_runner"),
+        ({"choice": [1, 8]}, "num_learners"),
     ],
 )
 def test_each_value_that_can_be_drawn_must_fit(
@@ -102,7 +121,7 @@ def test_each_value_that_can_be_drawn_must_fit(
     monkeypatch.setattr(ray, "nodes", nodes(4, 4))
     with pytest.raises(
         ResourceError,
-        match=rf"draws resources.{key}=8.* takes 9 CPUs \(1 for the learner.*has 8: .*; lower "
+        match=rf"draws resources.{key}=8.* takes 9 CPUs \([18] for .*has 8: .*; lower "
         rf"resources\.\w+ in (search_space|settings), or add nodes",
     ):
         check_placement(space, 1)
