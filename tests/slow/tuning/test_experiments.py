@@ -48,7 +48,12 @@ def test_early_stopping_ends_trials_before_their_time(tmp_path: Path) -> None:
     plan = small_plan(
         tmp_path,
         num_samples=6,
-        settings={"stop": {"iterations": 8}},
+        # Scores that differ: the scheduler stops none of trials that are alike.
+        settings={
+            "stop": {"iterations": 8},
+            "env": {"max_episode_steps": 200},
+            "evaluation": {"num_episodes": 5},
+        },
         scheduler={"name": "asha", "grace_env_steps": 64, "reduction_factor": 2},
         search_alg={"name": "random"},
     )
