@@ -84,9 +84,9 @@ class Peers:
         """
         if self._group is None:
             return value
-        told = torch.tensor([value], dtype=torch.float64, device=self._device)
-        self._wait(self._group.broadcast([told]))
-        return float(told)
+        shared = torch.tensor([value], dtype=torch.float64, device=self._device)
+        self._wait(self._group.broadcast([shared]))
+        return float(shared)
 
     def _wait(self, work: Any) -> None:
         """On a GPU it is the GPU that waits, and `give_up` ends that."""
