@@ -138,6 +138,9 @@ class GaussianHead(nn.Module):
         gradient.masked_fill_(_leads_outside(self.log_std, gradient), 0.0)
 
 
+_HEADS = (CategoricalHead, GaussianHead)
+
+
 def policy_head(
     in_features: int, action_spec: ActionSpec, log_std: str, log_std_init: float
 ) -> CategoricalHead | GaussianHead:
@@ -176,11 +179,8 @@ class FeedForwardActor(Actor):
 
     def open_cache(self) -> ActingCache | None:
         layers = linear_layers(self.body)
-        is_plain = (
-            type(self) is FeedForwardActor  # a subclass may compute something else
-            and type(self.head) in (CategoricalHead, GaussianHead)
-            and layers is not None
-        )
+        # A subclass, or a head from outside, may compute something else.
+        is_plain = type(self) is FeedForwardActor and type(self.head) in _HEADS
         if layers is None or not is_plain or next(self.parameters()).is_cuda:
             return None
         return _ArrayCache(layers, self.head)
