@@ -136,29 +136,34 @@ class Edge:
         except TimeoutError:
             await _error(408, *ERRORS[408], request_id)(scope, receive, send)
             return
-        replaced = False
+        replaced = started = False
         head: Message | None = None
 
         async def receive_again() -> Message:
             return arrived.pop(0) if arrived else await receive()
 
         async def send_shaped(message: Message) -> None:
-            nonlocal replaced, head
+            nonlocal replaced, started, head
             if message["type"] == "http.response.start":
                 response = _shaped(message, request_id)
-                replaced = response is not None
+                replaced = started = response is not None
                 if response is not None:
                     await response(scope, receive, send)
                 head = message  # to leave together with the body
                 return
             if replaced:
                 return
+            started = True
             if head is not None:
                 await send(head)
                 head = None
             await send(message)
 
-        await self._app(scope, receive_again, send_shaped)
+        try:
+            await self._app(scope, receive_again, send_shaped)
+        finally:
+            if not started:  # so Serve's proxy ends a request whose replica has died
+                await _error(502, *ERRORS[502], request_id)(scope, receive, send)
 
 
 async def _first_part(receive: Receive) -> list[Message]:

@@ -237,8 +237,9 @@ def _set_environment(folder: Path, host: str) -> tuple[tuple[str, ...], bool]:
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "10",
             "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
             # A replica that dies before it has answered: another one is asked. A step of a
-            # session that comes twice is known by its request id.
-            "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+            # session that comes twice is known by its request id. 502 is what Serve's own proxy
+            # says of such a replica; HAProxy asks that proxy while it takes all replicas for dead.
+            "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 502",
         }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)

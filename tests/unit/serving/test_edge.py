@@ -30,9 +30,9 @@ async def serve_like(scope: Scope, receive: Receive, send: Send) -> None:
     await response(scope, receive, send)
 
 
-def ask(path: str, method: str = "GET", **arguments: Any) -> httpx.Response:
+def ask(path: str, method: str = "GET", app: ASGIApp = serve_like, **arguments: Any) -> Any:
     async def play() -> httpx.Response:
-        transport = httpx.ASGITransport(app=edge.Edge(serve_like))
+        transport = httpx.ASGITransport(app=edge.Edge(app), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **arguments)
 
@@ -45,6 +45,20 @@ def test_errors_of_serves_own_get_our_shape(answered: int, status: int) -> None:
     assert reply.status_code == status
     assert reply.json()["error"]["request_id"] == reply.headers["X-Request-ID"] == "mine"
     assert ("Retry-After" in reply.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_request_that_ends_without_a_reply_gets_one(begun: bool, fails: bool) -> None:
+    async def lost(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        if fails:
+            raise RuntimeError
+
+    reply = ask("/", app=lost, headers={"X-Request-ID": "mine"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "replica_lost")
+    assert reply.json()["error"]["request_id"] == "mine"
 
 
 @pytest.mark.parametrize("given", [b"\xff", b"i" * 129, b"a b", b""])
