@@ -20,17 +20,18 @@ class Draws:
     """
 
     def __init__(self, action_spec: ActionSpec, num_actions: int) -> None:
-        self._discrete = action_spec.kind == "discrete"
-        self._shape = (num_actions, action_spec.size)
+        self._spec = action_spec
+        width = action_spec.num_dist_inputs if action_spec.is_categorical else action_spec.size
+        self._shape = (num_actions, width)
         self._noise = np.empty((0, 0), np.float32)
         self._used = 0
 
     def __call__(self, dist_inputs: FloatArray) -> npt.NDArray[Any]:
         """Actions (B,) or (B, A) from `dist_inputs` (B, D); B is at most `num_actions`."""
         noise = self._next(len(dist_inputs))
-        if self._discrete:  # the largest of the logits plus Gumbel noise, as in Categorical.sample
-            chosen: npt.NDArray[Any] = (dist_inputs + noise).argmax(axis=1)
-            return chosen
+        if self._spec.is_categorical:
+            # The largest of the logits plus Gumbel noise, as in Categorical.sample.
+            return _largest(self._spec, dist_inputs + noise)
         size = self._shape[1]
         noise *= np.exp(dist_inputs[:, size:])
         return dist_inputs[:, :size] + noise
@@ -40,7 +41,19 @@ class Draws:
         start = self._used
         if start + count > len(self._noise):
             drawn = torch.empty(self._shape)
-            drawn = drawn.exponential_().log_().neg_() if self._discrete else drawn.normal_()
+            if self._spec.is_categorical:
+                drawn.exponential_().log_().neg_()
+            else:
+                drawn.normal_()
             self._noise, start = drawn.numpy(), 0
         self._used = start + count
         return self._noise[start : self._used]
+
+
+def _largest(action_spec: ActionSpec, logits: FloatArray) -> npt.NDArray[Any]:
+    """The action (B,) or (B, A) of the largest logits (B, D) of each choice."""
+    if action_spec.kind == "discrete":
+        chosen: npt.NDArray[Any] = logits.argmax(axis=1)
+        return chosen
+    parts = np.split(logits, action_spec.first_logits[1:], axis=1)
+    return np.stack([part.argmax(axis=1) for part in parts], axis=1)

@@ -21,6 +21,21 @@ from custom_models.spaces import ActionSpec
 from custom_models.transformer import GPT2Trunk, load_gpt2
 
 
+class ChoicesEmbedding(nn.Embedding):
+    """The sum of one embedding for each component of a multi_discrete action."""
+
+    first_rows: Tensor
+
+    def __init__(self, action_spec: ActionSpec, width: int) -> None:
+        super().__init__(action_spec.num_dist_inputs, width)
+        first_rows = torch.tensor(action_spec.first_logits)
+        self.register_buffer("first_rows", first_rows, persistent=False)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """(..., C) of actions (..., A)."""
+        return super().forward(actions + self.first_rows).sum(-2)
+
+
 class StepReader(nn.Module):
     """Embeds steps as tokens and reads them with a GPT-2.
 
@@ -67,6 +82,8 @@ class StepReader(nn.Module):
             self.embed_action = nn.Identity()
         elif action_spec.kind == "discrete":
             self.embed_action = nn.Embedding(action_spec.size, width)
+        elif action_spec.kind == "multi_discrete":
+            self.embed_action = ChoicesEmbedding(action_spec, width)
         else:
             self.embed_action = nn.Linear(action_spec.size, width)
         for embedding in (self.embed_timestep, self.embed_action):

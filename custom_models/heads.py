@@ -21,6 +21,11 @@ from custom_models.interfaces import ActingCache, Actor
 from custom_models.spaces import ActionSpec, FloatArray
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+MASKED = -1e30
+"""The logit of an action that is not allowed: finite, so that its probability, 0, stays a number in
+products. The `dist_inputs` of a step say in this way which actions were allowed at it."""
+IS_MASKED = MASKED / 10
+"""A logit below is a masked one."""
 _LOG_2PI = math.log(2.0 * math.pi)
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -138,7 +143,11 @@ class GaussianHead(nn.Module):
         gradient.masked_fill_(_leads_outside(self.log_std, gradient), 0.0)
 
 
-_HEADS = (CategoricalHead, GaussianHead)
+class MultiCategoricalHead(CategoricalHead):
+    """Logits of all components of an action, side by side."""
+
+
+_HEADS = (CategoricalHead, MultiCategoricalHead, GaussianHead)
 
 
 def policy_head(
@@ -147,6 +156,8 @@ def policy_head(
     """From features (..., in_features) to `dist_inputs`."""
     if action_spec.kind == "discrete":
         return CategoricalHead(in_features, action_spec.size)
+    if action_spec.kind == "multi_discrete":
+        return MultiCategoricalHead(in_features, action_spec.num_dist_inputs)
     return GaussianHead(in_features, action_spec, log_std, log_std_init)
 
 
@@ -260,7 +271,7 @@ class StackActor(FeedForwardActor):
     ) -> None:
         width = context_length * observation_size
         if reads_actions:
-            width += (context_length - 1) * action_spec.size
+            width += (context_length - 1) * action_spec.num_numbers
         super().__init__(width, action_spec, **shape)
         self.context_length, self.num_inputs = context_length, width
         self._spec, self._reads_actions = action_spec, reads_actions
@@ -274,10 +285,9 @@ class StackActor(FeedForwardActor):
         if self._reads_actions:
             actions = np.array(history.actions)
             actions[missing] = 0  # what is left of another episode may be anything
-            if self._spec.kind == "discrete":
-                actions = np.eye(self._spec.size)[actions]
-            actions = np.where(missing[..., None], 0.0, actions).astype(np.float32)  # (B, K-1, A)
-            parts.append(actions.reshape(len(obs), -1))
+            numbers = self._spec.numbers(actions)  # (B, K-1, A)
+            numbers[missing] = 0.0
+            parts.append(numbers.reshape(len(obs), -1))
         inputs = torch.from_numpy(np.concatenate(parts, axis=1))
         return inputs.to(next(self.parameters()).device)
 
@@ -312,6 +322,37 @@ class Categorical:
         return probs * (direction - (probs * direction).sum(-1, keepdim=True))
 
 
+class MultiCategorical:
+    """Independent choices, one for each component of an action, from all their logits (B, D)."""
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
+        self.parts = [Categorical(part) for part in logits.split(list(sizes), dim=-1)]
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.stack([part.sample(generator) for part in self.parts], dim=-1)  # (B, A)
+
+    def mode(self) -> Tensor:
+        return torch.stack([part.mode() for part in self.parts], dim=-1)  # (B, A)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        chosen = zip(self.parts, actions.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(action) for part, action in chosen]).sum(0)  # (B,)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)  # (B,)
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        """KL(self || other), nats, (B,)."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return torch.stack([mine.kl(its) for mine, its in pairs]).sum(0)
+
+    def fisher_product(self, direction: Tensor) -> Tensor:
+        """The Fisher matrix of the logits times a direction (B, D)."""
+        sizes = [part.log_probs.shape[-1] for part in self.parts]
+        pairs = zip(self.parts, direction.split(sizes, dim=-1), strict=True)
+        return torch.cat([part.fisher_product(each) for part, each in pairs], dim=-1)
+
+
 class DiagGaussian:
     """Independent Gaussians from means and log standard deviations side by side (B, 2A)."""
 
@@ -343,11 +384,23 @@ class DiagGaussian:
         return torch.cat([mean * (-2.0 * self.log_std).exp(), 2.0 * log_std], dim=-1)
 
 
-Distribution = Categorical | DiagGaussian
+Distribution = Categorical | MultiCategorical | DiagGaussian
 
 
-def distribution(action_spec: ActionSpec, dist_inputs: Tensor) -> Distribution:
-    """The action distribution that `dist_inputs` of an `Actor` stand for."""
-    if action_spec.kind == "discrete":
-        return Categorical(dist_inputs)
-    return DiagGaussian(dist_inputs)
+def distribution(
+    action_spec: ActionSpec, dist_inputs: Tensor, allowed_as: Tensor | None = None
+) -> Distribution:
+    """The action distribution that `dist_inputs` of an `Actor` stand for.
+
+    Args:
+        action_spec: the actions.
+        dist_inputs: (..., D).
+        allowed_as: (..., D) masked logits of the same steps: what they forbid is forbidden here.
+    """
+    if action_spec.kind == "box":
+        return DiagGaussian(dist_inputs)
+    if allowed_as is not None:
+        dist_inputs = torch.where(allowed_as > IS_MASKED, dist_inputs, MASKED)
+    if action_spec.kind == "multi_discrete":
+        return MultiCategorical(dist_inputs, action_spec.sizes)
+    return Categorical(dist_inputs)

@@ -16,7 +16,7 @@ class History(NamedTuple):
     obs: FloatArray
     """(B, K, O); the last one is to be acted on."""
     actions: npt.NDArray[Any]
-    """(B, K-1) integers or (B, K-1, A) floats: the action at each observation except the last."""
+    """(B, K-1) or (B, K-1, A) integers, or (B, K-1, A) floats: the action at each observation except the last."""
     num_steps: npt.NDArray[np.int64]
     """(B,) how many of the K-1 earlier steps are of the same episode; these are the last ones."""
 
@@ -52,11 +52,8 @@ class RunningHistory:
 
     def __init__(self, num_envs: int, context_length: int, action_spec: ActionSpec) -> None:
         self._earlier = context_length - 1
-        discrete = action_spec.kind == "discrete"
-        shape = (
-            (num_envs, self._earlier) if discrete else (num_envs, self._earlier, action_spec.size)
-        )
-        self._actions = np.zeros(shape, np.int64 if discrete else np.float32)
+        shape = (num_envs, self._earlier, *action_spec.row_shape)
+        self._actions = np.zeros(shape, action_spec.row_dtype)
         self._num_steps = np.zeros(num_envs, np.int64)
         self._obs: FloatArray | None = None
 

@@ -105,10 +105,9 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
         if ACTING_OBS not in views:
             return History.first_steps(obs[:, 0], 1, self.net.action_spec)
         earlier = views[ACTING_OBS].float().cpu().numpy().reshape(len(obs), -1, obs.shape[2])
-        spec, num_earlier = self.net.action_spec, earlier.shape[1]
-        own_shape = () if spec.kind == "discrete" else (spec.size,)
+        num_earlier, row_shape = earlier.shape[1], self.net.action_spec.row_shape
         # A view of one step comes without a dimension of time.
-        actions = views[ACTING_ACTIONS].cpu().numpy().reshape(len(obs), num_earlier, *own_shape)
+        actions = views[ACTING_ACTIONS].cpu().numpy().reshape(len(obs), num_earlier, *row_shape)
         num_steps = views[SampleBatch.T].cpu().numpy() + 1  # RLlib counts what has been done
         return History(
             np.concatenate([earlier, obs], axis=1),

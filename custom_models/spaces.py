@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,50 +30,102 @@ class ActionSpec:
     way to the environment only; the log-probability is that of the unclipped action.
     """
 
-    kind: Literal["discrete", "box"]
+    kind: Literal["discrete", "multi_discrete", "box"]
     size: int
-    """Number of actions (discrete) or of action dimensions (box, flattened)."""
+    """A: number of actions (discrete), or of numbers in an action (others, flattened)."""
     start: int = 0
     shape: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
+    """(A,) the least number of each component, of a box or of multi_discrete."""
     high: tuple[float, ...] = ()
+    """(A,) the largest number of each component of a box."""
     dtype: str = "float32"
-    """Number type of a box's actions."""
+    """Number type of env actions that are arrays."""
+    sizes: tuple[int, ...] = ()
+    """(A,) choices of each component of a multi_discrete action, which are drawn apart."""
 
     @classmethod
     def from_space(cls, space: gym.Space[Any]) -> ActionSpec:
         """Reads an environment's action space.
 
         Raises:
-            TypeError: if the space is neither Discrete nor a Box of float32 or float64.
+            TypeError: if the space is none of Discrete, MultiDiscrete, MultiBinary, and a Box of
+                float32 or float64.
         """
         import gymnasium as gym
 
         if isinstance(space, gym.spaces.Discrete):
             return cls("discrete", int(space.n), start=int(space.start))
+        if isinstance(space, gym.spaces.MultiBinary | gym.spaces.MultiDiscrete):
+            if isinstance(space, gym.spaces.MultiBinary):
+                sizes, low = (2,) * math.prod(space.shape), (0,) * math.prod(space.shape)
+            else:
+                sizes, low = (tuple(a.reshape(-1).tolist()) for a in (space.nvec, space.start))
+            dtype = str(space.dtype)
+            return cls("multi_discrete", len(sizes), 0, space.shape, low, (), dtype, sizes)
         if isinstance(space, gym.spaces.Box) and space.dtype in (np.float32, np.float64):
             low, high = (tuple(b.reshape(-1).tolist()) for b in (space.low, space.high))
             return cls("box", len(low), 0, space.shape, low, high, str(space.dtype))
         raise TypeError(
-            f"action space {space} is not supported; use Discrete, or a Box of float32 or float64"
+            f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, or "
+            f"a Box of float32 or float64"
         )
 
     @property
+    def is_categorical(self) -> bool:
+        """Whether `dist_inputs` are logits, which an action mask applies to."""
+        return self.kind != "box"
+
+    @property
     def num_dist_inputs(self) -> int:
-        """Width of the actor's output: logits, or means beside log standard deviations."""
+        """D, width of the actor's output: logits, or means beside log standard deviations."""
+        if self.kind == "multi_discrete":
+            return sum(self.sizes)
         return self.size if self.kind == "discrete" else 2 * self.size
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one action in the policy's units: () or (A,)."""
+        return () if self.kind == "discrete" else (self.size,)
+
+    @property
+    def row_dtype(self) -> type[np.int64] | type[np.float32]:
+        """Number type of actions in the policy's units."""
+        return np.int64 if self.is_categorical else np.float32
+
+    @property
+    def first_logits(self) -> Sequence[int]:
+        """(A,) where the logits of each component of a multi_discrete action begin."""
+        return list(accumulate(self.sizes[:-1], initial=0))
+
+    def numbers(self, actions: npt.NDArray[Any]) -> FloatArray:
+        """What a net reads of actions (..., *row_shape): 1 of n for each choice, or as they are."""
+        if self.kind == "box":
+            return actions.astype(np.float32, copy=False)
+        if self.kind == "discrete":
+            return np.eye(self.size, dtype=np.float32)[actions]
+        parts = [np.eye(n, dtype=np.float32)[actions[..., i]] for i, n in enumerate(self.sizes)]
+        return np.concatenate(parts, axis=-1)
+
+    @property
+    def num_numbers(self) -> int:
+        """Entries of a row of `numbers`."""
+        return self.size if self.kind == "box" else self.num_dist_inputs
 
     def to_env(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Maps policy actions to env actions.
 
         Args:
-            actions: (B,) integers from 0, or (B, A) in normalised units.
+            actions: (B,) or (B, A) integers from 0, or (B, A) in normalised units.
 
         Returns:
             (B,) integers from `start`, or (B, *shape) of the space's number type within its bounds.
         """
         if self.kind == "discrete":
             return actions + self.start if self.start else actions
+        if self.kind == "multi_discrete":
+            chosen = actions + np.asarray(self.low, np.int64)
+            return chosen.astype(self.dtype).reshape(len(actions), *self.shape)
         scale, offset, low, high = self._affine
         env_actions = (actions * scale + offset).astype(self.dtype, copy=False)
         clipped: npt.NDArray[Any] = np.clip(env_actions, low, high)
@@ -83,10 +138,14 @@ class ActionSpec:
             env_actions: (B,) integers from `start`, or (B, *shape).
 
         Returns:
-            (B,) integers from 0, or (B, A) in normalised units; 0 where the bounds leave no choice.
+            (B,) or (B, A) integers from 0, or (B, A) in normalised units; 0 where the bounds leave
+            no choice.
         """
         if self.kind == "discrete":
             return env_actions - self.start
+        if self.kind == "multi_discrete":
+            flat = env_actions.reshape(len(env_actions), self.size).astype(np.int64)
+            return flat - np.asarray(self.low, np.int64)
         scale, offset, _, _ = self._affine
         flat = env_actions.reshape(len(env_actions), self.size) - offset
         actions = np.zeros(flat.shape, np.float32)
@@ -96,9 +155,7 @@ class ActionSpec:
     @property
     def middle(self) -> npt.NDArray[Any]:
         """(1, ...) the env action that the policy action 0 becomes."""
-        if self.kind == "discrete":
-            return self.to_env(np.zeros(1, np.int64))
-        return self.to_env(np.zeros((1, self.size), np.float32))
+        return self.to_env(np.zeros((1, *self.row_shape), self.row_dtype))
 
     @property
     def start_means(self) -> tuple[float, ...]:
