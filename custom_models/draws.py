@@ -31,7 +31,7 @@ class Draws:
         noise = self._next(len(dist_inputs))
         if self._spec.is_categorical:
             # The largest of the logits plus Gumbel noise, as in Categorical.sample.
-            return _largest(self._spec, dist_inputs + noise)
+            return self._spec.likeliest(dist_inputs + noise)
         size = self._shape[1]
         noise *= np.exp(dist_inputs[:, size:])
         return dist_inputs[:, :size] + noise
@@ -48,12 +48,3 @@ class Draws:
             self._noise, start = drawn.numpy(), 0
         self._used = start + count
         return self._noise[start : self._used]
-
-
-def _largest(action_spec: ActionSpec, logits: FloatArray) -> npt.NDArray[Any]:
-    """The action (B,) or (B, A) of the largest logits (B, D) of each choice."""
-    if action_spec.kind == "discrete":
-        chosen: npt.NDArray[Any] = logits.argmax(axis=1)
-        return chosen
-    parts = np.split(logits, action_spec.first_logits[1:], axis=1)
-    return np.stack([part.argmax(axis=1) for part in parts], axis=1)

@@ -387,6 +387,11 @@ class DiagGaussian:
 Distribution = Categorical | MultiCategorical | DiagGaussian
 
 
+def masked_as(logits: Tensor, others: Tensor) -> Tensor:
+    """The logits (..., D), masked where the others of the same steps are."""
+    return torch.where(others > IS_MASKED, logits, MASKED)
+
+
 def distribution(
     action_spec: ActionSpec, dist_inputs: Tensor, allowed_as: Tensor | None = None
 ) -> Distribution:
@@ -400,7 +405,7 @@ def distribution(
     if action_spec.kind == "box":
         return DiagGaussian(dist_inputs)
     if allowed_as is not None:
-        dist_inputs = torch.where(allowed_as > IS_MASKED, dist_inputs, MASKED)
+        dist_inputs = masked_as(dist_inputs, allowed_as)
     if action_spec.kind == "multi_discrete":
         return MultiCategorical(dist_inputs, action_spec.sizes)
     return Categorical(dist_inputs)

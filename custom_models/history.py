@@ -16,7 +16,7 @@ class History(NamedTuple):
     obs: FloatArray
     """(B, K, O); the last one is to be acted on."""
     actions: npt.NDArray[Any]
-    """(B, K-1) or (B, K-1, A) integers, or (B, K-1, A) floats: the action at each observation except the last."""
+    """(B, K-1, *row_shape) of an `ActionSpec`: the action at each observation except the last."""
     num_steps: npt.NDArray[np.int64]
     """(B,) how many of the K-1 earlier steps are of the same episode; these are the last ones."""
 

@@ -95,15 +95,15 @@ class ActionSpec:
 
     @property
     def first_logits(self) -> Sequence[int]:
-        """(A,) where the logits of each component of a multi_discrete action begin."""
+        """Where the logits of each choice begin."""
         return list(accumulate(self.sizes[:-1], initial=0))
 
     def numbers(self, actions: npt.NDArray[Any]) -> FloatArray:
-        """What a net reads of actions (..., *row_shape): 1 of n for each choice, or as they are."""
+        """What a net reads of actions (..., *row_shape): 1 of n for each choice, or a copy."""
         if self.kind == "box":
-            return actions.astype(np.float32, copy=False)
+            return np.array(actions, np.float32)
         if self.kind == "discrete":
-            return np.eye(self.size, dtype=np.float32)[actions]
+            return np.eye(self.size, dtype=np.float32)[actions]  # type: ignore[no-any-return]
         parts = [np.eye(n, dtype=np.float32)[actions[..., i]] for i, n in enumerate(self.sizes)]
         return np.concatenate(parts, axis=-1)
 
@@ -111,6 +111,37 @@ class ActionSpec:
     def num_numbers(self) -> int:
         """Entries of a row of `numbers`."""
         return self.size if self.kind == "box" else self.num_dist_inputs
+
+    def likeliest(self, logits: FloatArray) -> npt.NDArray[Any]:
+        """The action (B, *row_shape) of the largest logits (B, D) of each choice."""
+        if self.kind == "discrete":
+            chosen: npt.NDArray[Any] = logits.argmax(axis=1)
+            return chosen
+        parts = np.split(logits, self.first_logits[1:], axis=1)
+        return np.stack([part.argmax(axis=1) for part in parts], axis=1)
+
+    def read_mask(self, mask: Any) -> npt.NDArray[np.bool_]:
+        """(D,) whether each logit's action is allowed, from an environment's action mask.
+
+        Args:
+            mask: one entry for each logit; or a sequence of them, one for each component.
+
+        Raises:
+            ValueError: if it has another shape or leaves a component without any choice.
+        """
+        if not self.is_categorical:
+            raise ValueError("an action mask is for discrete actions, and these are a Box")
+        if isinstance(mask, tuple | list):
+            mask = np.concatenate([np.ravel(part) for part in mask]) if len(mask) else ()
+        row = np.asarray(mask).reshape(-1).astype(np.bool_)
+        if len(row) != self.num_dist_inputs:
+            raise ValueError(
+                f"the action mask has {len(row)} entries, and the actions need "
+                f"{self.num_dist_inputs}, one for each choice"
+            )
+        if not all(part.any() for part in np.split(row, self.first_logits[1:])):
+            raise ValueError("the action mask allows no action")
+        return row
 
     def to_env(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Maps policy actions to env actions.

@@ -44,7 +44,7 @@ class A2CPolicy(ActorCriticPolicy):
         return stats | {"grad_norm_actor": float(stepped.grad_norm)}
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
-        dist = self.action_distribution(rows.inputs)
+        dist = self.action_distribution(rows)
         loss = -rows.mean(rows.advantages * dist.log_prob(rows.actions))
         if self.algorithm.entropy_coeff:
             loss = loss - self.algorithm.entropy_coeff * rows.mean(dist.entropy())

@@ -11,7 +11,7 @@ import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
-from custom_models.heads import distribution
+from custom_models.heads import distribution, masked_as
 from custom_models.interfaces import Actor, Chunks
 from rl_service.algorithms.chunks import (
     ChunkPlan,
@@ -45,11 +45,11 @@ class ActorRows(NamedTuple):
     inputs: Tensor | Chunks
     """(N, I) what the actor computes its distribution from: see `custom_models.interfaces`."""
     actions: Tensor
-    """(N,) or (N, A)"""
+    """(N, *row_shape) in the policy's units."""
     action_logp: Tensor
     """(N,) under the policy that sampled."""
     dist_inputs: Tensor
-    """(N, num_dist_inputs) of the policy that sampled."""
+    """(N, num_dist_inputs) of the policy that sampled, masked where an action was not allowed."""
     advantages: Tensor
     """(N,)"""
     loss_mask: Tensor | None = None
@@ -208,6 +208,8 @@ def _in_own_precision(policy: ActorCriticPolicy, rows: ActorRows) -> ActorRows:
         return rows
     with torch.enable_grad():
         dist_inputs = policy.net.actor(rows.inputs).detach()
+    if policy.action_spec.is_categorical:
+        dist_inputs = masked_as(dist_inputs, rows.dist_inputs)
     logp = distribution(policy.action_spec, dist_inputs).log_prob(rows.actions)
     return rows._replace(dist_inputs=dist_inputs, action_logp=logp)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gymnasium.spaces import Box
+import gymnasium as gym
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.models import ModelCatalog
 from ray.tune.registry import register_env
@@ -32,7 +32,7 @@ class OnPolicyConfig(AlgorithmConfig):  # type: ignore[misc]
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.settings: Settings | None = None
-        self.raw_observation_space: Box | None = None
+        self.raw_observation_space: gym.Space[Any] | None = None
 
 
 def build_algorithm(settings: Settings) -> OnPolicyAlgorithm:

@@ -7,6 +7,8 @@ PPO's clipped surrogate for an actor.
 #include "kernels.h"
 
 enum { SQUARED_ERROR, CATEGORICAL, GAUSSIAN };
+/* A logit below is that of an action that was not allowed. */
+#define IS_MASKED -1e29f
 
 /* What is known of each step. */
 typedef struct {
@@ -97,12 +99,16 @@ static double categorical(const Minibatch *m, int64_t row, const float *out, flo
     const Batch *b = m->batch;
     int64_t n = b->num_outputs;
     int64_t action = ((const int64_t *)b->actions)[row], width = padded(n);
-    float logp[width], p[width], top = out[0], sum = 0.0f, slope, entropy = 0.0f;
-    for (int64_t k = 1; k < n; k++) top = out[k] > top ? out[k] : top;
+    const float *old = b->dist_inputs + row * n;
+    float logp[width], p[width], top = -INFINITY, sum = 0.0f, slope, entropy = 0.0f;
+    for (int64_t k = 0; k < n; k++) top = old[k] > IS_MASKED && out[k] > top ? out[k] : top;
     for (int64_t k = 0; k < width; k++) p[k] = k < n ? out[k] - top : -100.0f;
     memcpy(logp, p, width * sizeof(float));
     exp_row(p, width);
-    for (int64_t k = 0; k < n; k++) sum += p[k];
+    for (int64_t k = 0; k < n; k++) {
+        if (old[k] <= IS_MASKED) p[k] = logp[k] = 0.0f; /* counts nowhere */
+        sum += p[k];
+    }
     float log_sum = logf(sum), scale = 1.0f / sum;
     for (int64_t k = 0; k < n; k++) {
         logp[k] -= log_sum;
@@ -118,14 +124,15 @@ static double categorical(const Minibatch *m, int64_t row, const float *out, flo
         loss -= c * entropy;
     }
     if (b->kl_coeff != 0.0) {
-        const float *old = b->dist_inputs + row * n;
         float c = (float)b->kl_coeff, old_top = old[0], old_total = 0.0f, q[width];
         for (int64_t k = 1; k < n; k++) old_top = old[k] > old_top ? old[k] : old_top;
-        for (int64_t k = 0; k < width; k++) q[k] = k < n ? old[k] - old_top : -100.0f;
+        for (int64_t k = 0; k < width; k++)
+            q[k] = k < n && old[k] > IS_MASKED ? old[k] - old_top : -100.0f;
         exp_row(q, width);
         for (int64_t k = 0; k < n; k++) old_total += q[k];
         float old_log = old_top + logf(old_total);
         for (int64_t k = 0; k < n; k++) {
+            if (old[k] <= IS_MASKED) continue;
             float prob = q[k] / old_total;
             d[k] += c * (p[k] - prob);
             loss += c * prob * (old[k] - old_log - logp[k]);

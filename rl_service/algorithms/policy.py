@@ -18,6 +18,7 @@ from ray.rllib.models.torch.torch_action_dist import (
     TorchCategorical,
     TorchDiagGaussian,
     TorchDistributionWrapper,
+    TorchMultiCategorical,
 )
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
@@ -25,7 +26,7 @@ from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
 from custom_models.draws import Draws
-from custom_models.heads import GaussianHead, distribution
+from custom_models.heads import MASKED, GaussianHead, distribution
 from custom_models.history import History
 from custom_models.interfaces import ActingCache, Chunks
 from custom_models.nets import ActorCritic
@@ -159,8 +160,13 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             model_config,
             "torch",
         )
-        discrete = self.action_spec.kind == "discrete"
-        return model, TorchCategorical if discrete else TorchDiagGaussian
+        return model, self._rllib_distribution()
+
+    def _rllib_distribution(self) -> Any:
+        """What RLlib's own sampler draws from."""
+        if self.action_spec.kind == "multi_discrete":
+            return partial(TorchMultiCategorical, input_lens=list(self.action_spec.sizes))
+        return TorchCategorical if self.action_spec.kind == "discrete" else TorchDiagGaussian
 
     def optimizer(self) -> list[torch.optim.Optimizer]:
         """None of RLlib's: actor and critic have their own, see `build_optimizers`."""
@@ -190,24 +196,40 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
             outputs: Tensor = self._critic(chunks, num_values)
         return outputs.float()
 
-    def action_distribution(self, inputs: Tensor | Chunks) -> Any:
-        """The current policy's distribution for the actor's inputs."""
-        return distribution(self.action_spec, self.net.actor(inputs))
+    def action_distribution(self, rows: ActorRows) -> Any:
+        """The current policy's distribution at a batch's steps."""
+        return distribution(self.action_spec, self.net.actor(rows.inputs), rows.dist_inputs)
 
     def sampling_distribution(self, rows: ActorRows) -> Any:
         """The distribution that a batch's actions were drawn from."""
         return distribution(self.action_spec, rows.dist_inputs)
 
     @torch.inference_mode()
-    def act(self, history: History, draws: Draws, cache: ActingCache | None) -> Acted:
-        """Samples actions; a cache must have the current weights."""
+    def act(
+        self,
+        history: History,
+        draws: Draws,
+        cache: ActingCache | None,
+        masks: npt.NDArray[np.bool_] | None,
+    ) -> Acted:
+        """Samples actions.
+
+        Args:
+            history: of B envs.
+            draws: the random numbers.
+            cache: with the current weights, if there is one.
+            masks: (B, D) which are allowed; None: all.
+        """
+        inputs = None
         if cache is not None:
             dist_inputs = cache.decide(history)
-            return Acted(draws(dist_inputs), dist_inputs, None)
-        inputs = self.net.actor.encode(history)
-        dist_inputs = self.net(inputs).cpu().numpy()
-        kept = None if self.net.actor.num_inputs is None else inputs.cpu().numpy()
-        return Acted(draws(dist_inputs), dist_inputs, kept)
+        else:
+            made = self.net.actor.encode(history)
+            dist_inputs = self.net(made).cpu().numpy()
+            inputs = None if self.net.actor.num_inputs is None else made.cpu().numpy()
+        if masks is not None:
+            dist_inputs = np.where(masks, dist_inputs, np.float32(MASKED))
+        return Acted(draws(dist_inputs), dist_inputs, inputs)
 
     def extra_action_out(
         self, input_dict: Any, state_batches: Any, model: Any, action_dist: Any

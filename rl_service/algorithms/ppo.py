@@ -62,7 +62,7 @@ class PPOPolicy(ActorCriticPolicy):
 
     def actor_loss(self, rows: ActorRows) -> Tensor:
         algorithm = self.algorithm
-        new = self.action_distribution(rows.inputs)
+        new = self.action_distribution(rows)
         loss = self._surrogate_loss(rows, new.log_prob(rows.actions))
         if algorithm.entropy_coeff:
             loss = loss - algorithm.entropy_coeff * rows.mean(new.entropy())
@@ -87,7 +87,8 @@ class PPOPolicy(ActorCriticPolicy):
     def _actor_stats(self, rows: ActorRows) -> dict[str, float]:
         """How the updated policy differs from the one that sampled, over the whole batch."""
         outputs = compute_dist_inputs(self.net.actor, rows.inputs)
-        old, new = self.sampling_distribution(rows), distribution(self.action_spec, outputs)
+        old = self.sampling_distribution(rows)
+        new = distribution(self.action_spec, outputs, rows.dist_inputs)
         log_prob = new.log_prob(rows.actions)
         outside = (rows.ratio(log_prob) - 1.0).abs() > self.algorithm.clip_param
         return {

@@ -55,14 +55,14 @@ class TRPOPolicy(ActorCriticPolicy):
         parameters, peers = self._actor_parameters, self.peers["actor"]
         whole = self.with_normalised_advantages(batch.actor)
         rows, weight = own_part(whole, peers)
-        surrogate = weight * _surrogate(rows, self.action_distribution(rows.inputs))  # scalar
+        surrogate = weight * _surrogate(rows, self.action_distribution(rows))  # scalar
         # Of the loss, as a bounded log deviation expects: what pulls it back inside may pass.
         gradient = -parameters.add_up(parameters.gradient(-surrogate), peers)  # (P,)
         fisher, fisher_weight = own_part(self._fisher_rows(whole), peers)
         product = fisher_product(
             parameters,
             fisher.inputs,
-            partial(distribution, self.action_spec),
+            partial(distribution, self.action_spec, allowed_as=fisher.dist_inputs),
             self.algorithm.cg_damping,
             fisher.loss_mask,
             fisher_weight,
@@ -112,7 +112,7 @@ class TRPOPolicy(ActorCriticPolicy):
         def evaluate() -> Tried:
             nonlocal new
             outputs = compute_dist_inputs(self.net.actor, rows.inputs)
-            new = distribution(self.action_spec, outputs)
+            new = distribution(self.action_spec, outputs, rows.dist_inputs)
             found = torch.stack([_surrogate(rows, new), rows.mean(old.kl(new))])
             return Tried(*peers.sum(weight * found).tolist())
 

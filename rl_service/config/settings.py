@@ -36,6 +36,11 @@ class EnvSettings(Group):
     hide: Annotated[tuple[NonNegativeInt, ...], Field(max_length=10_000)] = ()
     """Entries of the flattened observation that are set to zero, such as velocities: the policy
     never sees them, neither in training nor where it is served."""
+    flatten_images: bool = False
+    """Read each pixel of an image as a number. Otherwise environments with images are refused."""
+    action_masks: bool = True
+    """Take only actions that the environment allows, where it says so: in `info["action_mask"]`, or
+    in the entry `action_mask` of a Dict observation. No: ignore what it says."""
     observe_reward: bool = False
     """Append to each observation the reward that came with it, 0 after a reset, for a policy that
     learns from its rewards within an episode. Whoever asks the served policy sends it, too."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from custom_models.heads import distribution
+from custom_models.heads import MASKED, distribution
 from custom_models.history import History
 from custom_models.interfaces import Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray
@@ -23,11 +23,12 @@ class Actions(NamedTuple):
     env_actions: npt.NDArray[Any]
     """What `env.step` takes: (B,) integers, or (B, *action_shape) within the bounds."""
     actions: npt.NDArray[Any]
-    """The same in the policy's units: (B,) integers from 0, or (B, A), not clipped."""
+    """The same in the policy's units: (B,) or (B, A) integers from 0, or (B, A), not clipped."""
     log_prob: FloatArray
     """(B,) log-probability (density) of `actions`."""
     dist_inputs: FloatArray
-    """(B, num_dist_inputs) logits, or means beside log standard deviations."""
+    """(B, num_dist_inputs) logits, masked where an action was not allowed, or means beside log
+    standard deviations."""
 
 
 class PolicyRunner:
@@ -64,6 +65,7 @@ class PolicyRunner:
         deterministic: bool,
         generator: torch.Generator | None = None,
         history: History | None = None,
+        mask: npt.NDArray[np.bool_] | None = None,
     ) -> Actions:
         """Chooses an action for each observation.
 
@@ -73,6 +75,8 @@ class PolicyRunner:
             generator: Source of the samples; None is torch's global one.
             history: The steps before, for an actor that reads them, its observations raw and
                 flattened; the last ones are `observations`. None: these are first observations.
+            mask: (B, num_dist_inputs) which actions are allowed, as `ActionSpec.read_mask` gives
+                it. None: all are.
 
         Raises:
             ObservationError: if the shape differs, the batch is empty, or a number is not finite.
@@ -80,6 +84,8 @@ class PolicyRunner:
         seen = self.reads(observations, history)
         with torch.no_grad():
             dist_inputs = self.actor.decide(seen).cpu()  # (B, num_dist_inputs)
+            if mask is not None:
+                dist_inputs.masked_fill_(~torch.from_numpy(mask), MASKED)
             dist = distribution(self.action_spec, dist_inputs)
             actions = dist.mode() if deterministic else dist.sample(generator)
             log_prob = dist.log_prob(actions)  # (B,)
@@ -122,18 +128,21 @@ class PolicyRunner:
             np.asarray(history.actions),
             np.asarray(history.num_steps),
         )
-        if self.action_spec.kind == "discrete":
-            return read._replace(actions=self._read_discrete(read))
+        if self.action_spec.is_categorical:
+            return read._replace(actions=self._read_choices(read))
         return read._replace(actions=read.actions.astype(np.float32, copy=False))
 
-    def _read_discrete(self, history: History) -> npt.NDArray[np.int64]:
-        """The actions (B, K-1) of a history, those before its episode 0."""
-        size, missing = self.action_spec.size, history.missing
+    def _read_choices(self, history: History) -> npt.NDArray[np.int64]:
+        """The actions (B, K-1, *row_shape) of a history, those before its episode 0."""
+        spec = self.action_spec
+        sizes = np.array(spec.sizes or spec.size)  # () or (A,)
+        missing = history.missing.reshape(*history.missing.shape, *(1,) * len(spec.row_shape))
         actions = np.where(missing, 0, history.actions).astype(np.int64)
         wrong = (actions != history.actions) & ~missing
-        if wrong.any() or actions.min() < 0 or actions.max() >= size:
+        if wrong.any() or actions.min() < 0 or (actions >= sizes).any():
             raise ObservationError(
-                f"the history holds an action that is none of 0 to {size - 1}, as the policy counts"
+                f"the history holds an action that is none of 0 to {(sizes - 1).tolist()}, as the "
+                f"policy counts"
             )
         return actions
 

@@ -12,18 +12,16 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
 from custom_models.kinds import callables_of, import_own
-from custom_models.spaces import ActionSpec, FloatArray, observation_size
+from custom_models.spaces import ActionSpec
 from custom_models.text import nearest, one_line
 from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space
+from rl_service.rollout.flat import ACTION_MASK, AnyEnv, FlatObservation, flat_env
 from rl_service.rollout.partly_observed import HiddenEntries, ObservedReward
-
-AnyEnv = gym.Env[Any, Any]
 
 _INTERFACE = (
     "reset(seed=, options=) must return (observation, info), and step(action) (observation, "
@@ -49,7 +47,7 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
     made = _construct(env_id, env, render_mode)
     try:
         ActionSpec.from_space(made.action_space)
-        flat: AnyEnv = made if is_flat(made.observation_space) else FlatObservation(made)
+        flat = flat_env(made, flatten_images=env.flatten_images, action_masks=env.action_masks)
     except TypeError as error:
         made.close()
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
@@ -66,13 +64,11 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
     return ObservedReward(flat) if env.observe_reward else flat
 
 
-def raw_observation_space(env: AnyEnv) -> gym.spaces.Box:
-    """What an environment of `make_env` observes before it is flattened, in float32."""
+def raw_observation_space(env: AnyEnv) -> gym.Space[Any]:
+    """What an environment of `make_env` observes before it is flattened, a Box in float32."""
     if isinstance(env, HiddenEntries):
         env = env.env
-    space = env.raw_space if isinstance(env, FlatObservation) else env.observation_space
-    assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
-    return space
+    return env.raw_space if isinstance(env, FlatObservation) else env.observation_space
 
 
 def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
@@ -87,11 +83,11 @@ def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
     with closing(make_env(env)) as made:
         space = made.observation_space
         assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
-        [action] = ActionSpec.from_space(made.action_space).middle
         where = "reset(seed=0)"
         try:
-            obs, _ = made.reset(seed=0)
+            obs, info = made.reset(seed=0)
             error = outside_space(obs, space)
+            action = _first_action(ActionSpec.from_space(made.action_space), info)
             if error is None:
                 where = "its first step"
                 obs, reward, _, _, _ = made.step(action)
@@ -101,6 +97,18 @@ def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
         if error is None:
             return space, made.action_space
     raise EnvError(f"environment {env.id} cannot be used: {where}: {error}; {_INTERFACE}")
+
+
+def _first_action(spec: ActionSpec, info: dict[str, Any]) -> Any:
+    """An env action that is allowed after a reset.
+
+    Raises:
+        ValueError: if the environment gives an action mask that does not fit.
+    """
+    if info.get(ACTION_MASK) is None:
+        return spec.middle[0]
+    logits = np.where(spec.read_mask(info[ACTION_MASK]), 0.0, -1.0).astype(np.float32)
+    return spec.to_env(spec.likeliest(logits[None]))[0]
 
 
 def _construct(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:
@@ -221,35 +229,6 @@ def log_mujoco_warnings() -> None:
     mujoco.set_mju_user_warning(lambda text: log.info("MuJoCo: %s", text))
 
 
-class FlatObservation(gym.ObservationWrapper[FloatArray, Any, npt.NDArray[Any]]):
-    """Flattens Box observations of any shape and number type to one float32 vector (O,).
-
-    `raw_space` is the space before, of its own shape and in float32.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        """Wraps an environment.
-
-        Raises:
-            TypeError: if the nets cannot read the observation space.
-        """
-        super().__init__(env)
-        space = env.observation_space
-        size = observation_size(space)
-        assert isinstance(space, gym.spaces.Box)  # observation_size has refused all others
-        with np.errstate(over="ignore"):  # float64's largest number stands for "no bound"
-            low = np.broadcast_to(space.low, space.shape).astype(np.float32)
-            high = np.broadcast_to(space.high, space.shape).astype(np.float32)
-        self.raw_space = gym.spaces.Box(low, high, dtype=np.float32)
-        self.observation_space = gym.spaces.Box(
-            low.reshape(size), high.reshape(size), dtype=np.float32
-        )
-
-    def observation(self, observation: npt.NDArray[Any]) -> FloatArray:
-        """Returns the observation as float32 (O,)."""
-        return np.asarray(observation, dtype=np.float32).reshape(-1)
-
-
 class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
     """Gives `BipedalWalker` a new physics world for every episode.
 
@@ -266,8 +245,3 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
         walker._destroy()
         walker.world = Box2D.b2World()
         return self.env.reset(seed=seed, options=options)
-
-
-def is_flat(space: gym.Space[Any]) -> bool:
-    """Whether observations of a space are float32 vectors already."""
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1

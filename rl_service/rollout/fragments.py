@@ -145,14 +145,9 @@ class Steps:
         self, num_steps: int, num_envs: int, obs_size: int, action_spec: ActionSpec
     ) -> None:
         shape = (num_steps, num_envs)
-        discrete = action_spec.kind == "discrete"
         self._columns: Columns = {
             SampleBatch.OBS: np.empty((*shape, obs_size), np.float32),
-            SampleBatch.ACTIONS: (
-                np.empty(shape, np.int64)
-                if discrete
-                else np.empty((*shape, action_spec.size), np.float32)
-            ),
+            SampleBatch.ACTIONS: np.empty((*shape, *action_spec.row_shape), action_spec.row_dtype),
             SampleBatch.REWARDS: np.empty(shape, np.float32),
             SampleBatch.TERMINATEDS: np.empty(shape, np.bool_),
             SampleBatch.T: np.empty(shape, np.int64),

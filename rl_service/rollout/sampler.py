@@ -28,15 +28,16 @@ class Acted(NamedTuple):
     """A policy's answer to one vector of observations."""
 
     actions: Array
-    """(E,) integers or (E, A) floats in normalised units."""
+    """(E, *row_shape) in the policy's units."""
     dist_inputs: Array
-    """(E, num_dist_inputs)."""
+    """(E, num_dist_inputs), masked where an action was not allowed."""
     inputs: Array | None
     """(E, I) what they were computed from, if not from the observation itself."""
 
 
-Policy = Callable[[History], Acted]
-"""From the histories of some envs, in order, to their actions."""
+Policy = Callable[[History, npt.NDArray[np.bool_] | None], Acted]
+"""From the histories of B envs, in order, to their actions; and from which are allowed, (B, D) for
+each logit, if not all are."""
 
 
 class Episode(NamedTuple):
@@ -141,7 +142,9 @@ class VectorSampler:
         """Takes one step in the envs at a place."""
         assert self._obs is not None
         envs = place[1]
-        acted = policy(self._history.observed(self._obs[envs], envs))
+        masks = self.stepping.masks
+        history = self._history.observed(self._obs[envs], envs)
+        acted = policy(history, None if masks is None else masks[envs])
         self._history.acted(acted.actions, envs)
         steps.write(
             place,

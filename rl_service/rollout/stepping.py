@@ -22,6 +22,7 @@ from rl_service.rollout.env_failures import (
     not_finite,
     too_many_failures,
 )
+from rl_service.rollout.flat import ACTION_MASK
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Stepping(ABC):
     def __init__(self, num_envs: int, action_spec: ActionSpec, max_failures: int) -> None:
         self.num_envs = num_envs
         self.action_spec = action_spec
+        self.masks: npt.NDArray[np.bool_] | None = None
+        """(E, D) which actions each env allows next, one entry for each logit; None: all do."""
         self._max_failures = max_failures
         self._num_failures = 0
         self._failures: list[FailedEpisode] = []
@@ -144,10 +147,13 @@ class GymStepping(Stepping):
         rewards = np.zeros(len(actions), np.float32)
         terminated, truncated = np.zeros((2, len(actions)), np.bool_)
         errors: dict[int, str] = {}
-        chosen = self._envs[envs] if isinstance(envs, slice) else [self._envs[e] for e in envs]
-        for k, env in enumerate(chosen):
+        numbers = range(self.num_envs)[envs] if isinstance(envs, slice) else envs
+        for k, e in enumerate(numbers):
+            env = self._envs[e]
             try:
                 obs, rewards[k], terminated[k], truncated[k], _ = env.step(env_actions[k])
+                if not (terminated[k] or truncated[k]):  # after an end, none may be allowed
+                    self._note_mask(e, env.action_mask)
             except Exception as error:  # an environment may raise anything
                 errors[k] = exception_text(error)
                 obs = np.zeros(self._shape, np.float32)
@@ -175,14 +181,28 @@ class GymStepping(Stepping):
             return None
         return f"observation has the shape {shape} instead of {self._shape}"
 
-    def reset(self, envs: Iterable[int]) -> Array:
-        return np.stack([self._reset(self._envs[e]) for e in envs])
+    def _note_mask(self, env_index: int, mask: Any) -> None:
+        """Keeps what an env allows next.
 
-    def _reset(self, env: SeededEpisodes) -> Array:
+        Raises:
+            ValueError: if the mask does not fit the actions, or allows none.
+        """
+        if mask is None and self.masks is None:
+            return
+        if self.masks is None:
+            self.masks = np.ones((self.num_envs, self.action_spec.num_dist_inputs), np.bool_)
+        self.masks[env_index] = True if mask is None else self.action_spec.read_mask(mask)
+
+    def reset(self, envs: Iterable[int]) -> Array:
+        return np.stack([self._reset(e) for e in envs])
+
+    def _reset(self, env_index: int) -> Array:
+        env = self._envs[env_index]
         while True:
             try:
                 obs = np.asarray(env.reset()[0])
                 error = self._wrong_shape(obs) or not_finite(obs)
+                self._note_mask(env_index, env.action_mask)
             except Exception as raised:  # an environment may raise anything
                 error = exception_text(raised)
             if error is None:
@@ -202,6 +222,9 @@ class GymStepping(Stepping):
     def restore(self, states: Sequence[dict[str, Any]]) -> list[int]:
         """Replays each episode up to its recorded step, which an erratic env does not reach."""
         replayed = [env.replay(state) for env, state in zip(self._envs, states, strict=True)]
+        for e, is_there in enumerate(replayed):
+            if is_there:
+                self._note_mask(e, self._envs[e].action_mask)
         return [e for e, is_there in enumerate(replayed) if not is_there]
 
     def skip_episodes(self, last: int) -> None:
@@ -254,6 +277,8 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._seed = 0
         self._actions: list[Any] = []
         self._obs: Any = None
+        self.action_mask: Any = None
+        """Which actions the environment allows next, as it says so; None: all."""
         self.alive_at = time.monotonic()
         """When the last reset or step began."""
 
@@ -274,6 +299,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         except Exception:
             self._broken = True
             raise
+        self.action_mask = info.get(ACTION_MASK)
         return self._obs, info
 
     def _make_anew(self) -> None:
@@ -291,6 +317,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             self._broken = True
             raise
         self._obs = result[0]
+        self.action_mask = result[4].get(ACTION_MASK)
         return result
 
     def failure(self, error: str) -> FailedEpisode:
@@ -318,7 +345,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             which one that raises now is not either.
         """
         self._episode = int(state["episode"]) - 1
-        discrete = np.issubdtype(state["actions"].dtype, np.integer)
+        discrete = state["actions"].ndim == 1 and np.issubdtype(state["actions"].dtype, np.integer)
         try:
             self.reset()
             for action in state["actions"]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import ray
 import torch
 from ray.rllib.env.env_context import EnvContext
@@ -131,9 +132,9 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         cache = policy.net.actor.open_cache()
         draws = Draws(policy.action_spec, num_actions)
 
-        def act(history: History) -> Acted:
+        def act(history: History, masks: npt.NDArray[np.bool_] | None) -> Acted:
             self._alive_at = time.monotonic()
-            acted: Acted = policy.act(history, draws, cache)
+            acted: Acted = policy.act(history, draws, cache, masks)
             return acted
 
         return act

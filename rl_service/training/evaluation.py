@@ -25,6 +25,7 @@ from rl_service.config.settings import MAX_EVALUATED_STEPS, EnvSettings
 from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.env_failures import exception_text, failure_text, not_finite
 from rl_service.rollout.envs import make_env, raw_observation_space
+from rl_service.rollout.flat import ACTION_MASK
 from rl_service.training.video import AddFrame, make_drawable_env, mp4_video
 
 NUM_PARALLEL_ENVS = 16
@@ -149,11 +150,12 @@ def check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> N
     Raises:
         EnvError: if the policy was trained for other spaces.
     """
-    shape = raw_observation_space(env).shape
-    if runner.observation_shape not in (shape, env.observation_space.shape):
+    raw = raw_observation_space(env)
+    shapes = [raw.shape] if isinstance(raw, gym.spaces.Box) else []
+    if runner.observation_shape not in (*shapes, env.observation_space.shape):
         raise EnvError(
-            f"environment {env_id} has observations of shape {shape} but the policy reads "
-            f"{runner.observation_shape}; evaluate it in the environment it was trained in"
+            f"environment {env_id} has observations of shape {env.observation_space.shape} but the "
+            f"policy reads {runner.observation_shape}; evaluate it in the environment it was trained in"
         )
     action_spec = ActionSpec.from_space(env.action_space)
     if action_spec != runner.action_spec:
@@ -183,6 +185,7 @@ class _Episodes:
     ) -> None:
         self._envs = envs
         self._env_id = env_id
+        self._spec = ActionSpec.from_space(envs[0].action_space)
         self._history = history
         self._seed = seed
         self._max_episode_steps = max_episode_steps
@@ -193,6 +196,7 @@ class _Episodes:
         self._unfinished: set[int] = set()
         self._num_done = 0
         self._obs: dict[int, Any] = {}  # env index -> last observation, of envs still at work
+        self._masks: dict[int, Any] = {}  # env index -> action mask, where there is one
         self._episodes: dict[int, int] = {}  # env index -> episode
 
     def play(
@@ -211,7 +215,11 @@ class _Episodes:
             seen = self._history.observed(obs, running)
             raw = obs.reshape(len(obs), *runner.observation_shape)
             actions = runner.act(
-                raw, deterministic=deterministic, generator=generator, history=seen
+                raw,
+                deterministic=deterministic,
+                generator=generator,
+                history=seen,
+                mask=self._mask(running),
             )
             self._history.acted(actions.actions, running)
             for index, action in zip(running, actions.env_actions, strict=True):
@@ -220,6 +228,25 @@ class _Episodes:
                 on_message(self._report())
                 report_at_s *= 2
         return EvaluationResult(self._returns, self._lengths, frozenset(self._unfinished))
+
+    def _mask(self, running: list[int]) -> npt.NDArray[np.bool_] | None:
+        """(B, D) which actions these envs allow; None: all."""
+        if not self._masks:
+            return None
+        everything = np.ones(self._spec.num_dist_inputs, np.bool_)
+        return np.stack([self._masks.get(index, everything) for index in running])
+
+    def _note_mask(self, index: int, info: dict[str, Any]) -> None:
+        """Keeps what an env allows next.
+
+        Raises:
+            ValueError: if its mask does not fit the actions, or allows none.
+        """
+        mask = info.get(ACTION_MASK)
+        if mask is None:
+            self._masks.pop(index, None)
+        else:
+            self._masks[index] = self._spec.read_mask(mask)
 
     def _report(self) -> str:
         return (
@@ -236,8 +263,9 @@ class _Episodes:
         self._episodes[index] = episode
         self._history.forget(index)
         try:
-            obs, _ = self._envs[index].reset(seed=self._seed + episode)
+            obs, info = self._envs[index].reset(seed=self._seed + episode)
             error = not_finite(obs)
+            self._note_mask(index, info)
         except Exception as raised:  # an environment may raise anything
             raise self._failure(episode, exception_text(raised)) from raised
         if error:
@@ -249,8 +277,10 @@ class _Episodes:
         episode = self._episodes[index]
         self._lengths[episode] += 1
         try:
-            obs, reward, terminated, truncated, _ = self._envs[index].step(action)
+            obs, reward, terminated, truncated, info = self._envs[index].step(action)
             error = not_finite(obs, float(reward))
+            if not (terminated or truncated):
+                self._note_mask(index, info)
         except Exception as raised:  # an environment may raise anything
             raise self._failure(episode, exception_text(raised)) from raised
         if error:

@@ -219,7 +219,7 @@ def test_a_worker_that_raises_is_replaced_and_a_second_one_ends_the_run(build: A
 
 
 def _raises_from_now_on(worker: Any) -> None:
-    def act(history: Any) -> Any:
+    def act(history: Any, masks: Any) -> Any:
         raise MemoryError("too little")
 
     worker._vector_sampler._open_policy = lambda num_actions: act

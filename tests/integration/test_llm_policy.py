@@ -143,7 +143,7 @@ def test_before_the_first_step_a_learner_in_bfloat16_finds_the_ratio_1(
     samples = build(base).env_runner.sample(64)
     rows = build_learner_batch(policy, samples).actor
     for part in shuffled(rows, policy.permutation("actor", 64), 4):
-        dist = policy.action_distribution(part.inputs)
+        dist = policy.action_distribution(part)
         ratio = (dist.log_prob(part.actions) - part.action_logp).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-6)
         kl = policy.sampling_distribution(part).kl(dist).detach()

@@ -100,7 +100,7 @@ def test_an_update_of_an_actor_that_reads_chunks_starts_from_what_acted(
         assert rows.num_steps == len(rows.advantages[rows.loss_mask]) == 128
         with torch.no_grad():
             actual = policy.net.actor(rows.inputs)[rows.loss_mask]
-            log_prob = policy.action_distribution(rows.inputs).log_prob(rows.actions)
+            log_prob = policy.action_distribution(rows).log_prob(rows.actions)
         expected = rows.dist_inputs[rows.loss_mask]
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(

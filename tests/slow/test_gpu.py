@@ -179,7 +179,7 @@ def test_before_the_first_step_a_learner_in_bfloat16_finds_the_ratio_1(
     policy, samples = there.learner_policy, here.env_runner.sample(128)
     rows = build_learner_batch(policy, samples).actor
     for part in shuffled(rows, policy.permutation("actor", len(rows.inputs)), 8):
-        dist = policy.action_distribution(part.inputs)
+        dist = policy.action_distribution(part)
         ratio = (dist.log_prob(part.actions) - part.action_logp).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=2e-3)
     for algorithm in (here, there):

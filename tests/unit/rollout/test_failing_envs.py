@@ -105,7 +105,7 @@ class Faulty(gym.Env[Any, Any]):
         return obs
 
 
-def act(kind: str, history: History) -> Acted:
+def act(kind: str, history: History, masks: Any) -> Acted:
     """A policy whose every number depends on all the steps that it may look at."""
     rows = []
     for obs, actions, n in zip(*history, strict=True):

@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_are_the_envs_fault() -> None:
 def sampler_of(stepping: PoolStepping) -> VectorSampler:
     rng = np.random.default_rng(0)
 
-    def act(history: History) -> Acted:
+    def act(history: History, masks: Any) -> Acted:
         num_envs = len(history.obs)
         return Acted(rng.integers(0, 2, num_envs), np.zeros((num_envs, 2), np.float32), None)
 

@@ -45,7 +45,7 @@ def build(
 ) -> VectorSampler:
     calls = iter(range(10**6))
 
-    def act(history: History) -> Acted:
+    def act(history: History, masks: Any) -> Acted:
         call, num_envs = next(calls), len(history.obs)
         actions = np.full(num_envs, call % 2, np.int64)
         zeros = np.zeros((num_envs, 2), np.float32)
