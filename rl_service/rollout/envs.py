@@ -27,6 +27,8 @@ _INTERFACE = (
     "reset(seed=, options=) must return (observation, info), and step(action) (observation, "
     "reward, terminated, truncated, info), as in gymnasium 1"
 )
+_LONG_EPISODE = 1000
+"""Env steps in which an episode without a time limit should have ended."""
 log = logging.getLogger(__name__)
 
 
@@ -78,37 +80,60 @@ def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
         Its observation space (flat float32) and its action space.
 
     Raises:
-        EnvError: as `make_env`, or if it violates gymnasium's interface or its own spaces.
+        EnvError: as `make_env`, or if it violates gymnasium's interface or its own spaces, or its
+            episodes may last for ever.
     """
     with closing(make_env(env)) as made:
         space = made.observation_space
         assert isinstance(space, gym.spaces.Box)  # make_env lets no other through
-        where = "reset(seed=0)"
+        where, rng = "reset(seed=0)", np.random.default_rng(0)
         try:
             obs, info = made.reset(seed=0)
             error = outside_space(obs, space)
-            action = _first_action(ActionSpec.from_space(made.action_space), info)
             if error is None:
                 where = "its first step"
-                obs, reward, _, _, _ = made.step(action)
+                obs, reward, terminated, truncated, info = made.step(
+                    _random_action(made, info, rng)
+                )
                 error = outside_space(obs, space) or not_a_number(reward)
+            endless = error is None and not (terminated or truncated)
+            endless = endless and _seems_endless(made, info, rng)
         except Exception as raised:  # an environment may raise anything
             error = exception_text(raised)
-        if error is None:
+        if error is None and not endless:
             return space, made.action_space
+    if error is None:
+        raise EnvError(
+            f"environment {env.id} has no time limit, and an episode of random actions did not end "
+            f"in {_LONG_EPISODE:,} env steps; set env.max_episode_steps, to 200 for example"
+        )
     raise EnvError(f"environment {env.id} cannot be used: {where}: {error}; {_INTERFACE}")
 
 
-def _first_action(spec: ActionSpec, info: dict[str, Any]) -> Any:
-    """An env action that is allowed after a reset.
+def _random_action(env: AnyEnv, info: dict[str, Any], rng: np.random.Generator) -> Any:
+    """An action that the environment allows.
 
     Raises:
-        ValueError: if the environment gives an action mask that does not fit.
+        ValueError: if its action mask does not fit its actions.
     """
-    if info.get(ACTION_MASK) is None:
+    spec = ActionSpec.from_space(env.action_space)
+    if not spec.is_categorical:
         return spec.middle[0]
-    logits = np.where(spec.read_mask(info[ACTION_MASK]), 0.0, -1.0).astype(np.float32)
-    return spec.to_env(spec.likeliest(logits[None]))[0]
+    logits = rng.random((1, spec.num_dist_inputs), np.float32)
+    if info.get(ACTION_MASK) is not None:
+        logits[0, ~spec.read_mask(info[ACTION_MASK])] = -1.0
+    return spec.to_env(spec.likeliest(logits))[0]
+
+
+def _seems_endless(env: AnyEnv, info: dict[str, Any], rng: np.random.Generator) -> bool:
+    """Whether an episode that gymnasium sets no limit to does not end by itself."""
+    if env.spec is None or env.spec.max_episode_steps is not None:
+        return False
+    for _ in range(_LONG_EPISODE):
+        _, _, terminated, truncated, info = env.step(_random_action(env, info, rng))
+        if terminated or truncated:
+            return False
+    return True
 
 
 def _construct(env_id: str, env: EnvSettings, render_mode: str | None) -> AnyEnv:

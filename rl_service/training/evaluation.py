@@ -150,12 +150,12 @@ def check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> N
     Raises:
         EnvError: if the policy was trained for other spaces.
     """
-    raw = raw_observation_space(env)
-    shapes = [raw.shape] if isinstance(raw, gym.spaces.Box) else []
-    if runner.observation_shape not in (*shapes, env.observation_space.shape):
+    raw, flat = raw_observation_space(env), env.observation_space.shape
+    own = raw.shape if isinstance(raw, gym.spaces.Box) else flat
+    if runner.observation_shape not in (own, flat):
         raise EnvError(
-            f"environment {env_id} has observations of shape {env.observation_space.shape} but the "
-            f"policy reads {runner.observation_shape}; evaluate it in the environment it was trained in"
+            f"environment {env_id} has observations of shape {flat} but the policy reads "
+            f"{runner.observation_shape}; evaluate it in the environment it was trained in"
         )
     action_spec = ActionSpec.from_space(env.action_space)
     if action_spec != runner.action_spec:

@@ -41,9 +41,8 @@ def refusals(rl_service: Command, *arguments: str) -> list[str]:
         ("--seed 5000000000", ["seed=5000000000", "less than 2147483648"]),
         ("-ne 0", ["stop.iterations=0", "greater than 0"]),
         ("-ne many", ["--iterations", "valid integer"]),
-        ("-e Taxi-v3", ["Discrete(500) is not supported", "flatten"]),
-        ("-e Blackjack-v1", ["Tuple(", "is not supported"]),
-        ("-e CarRacing-v3", ["is an image", "vectors"]),
+        ("-e CliffWalking-v1", ["has no time limit", "set env.max_episode_steps"]),
+        ("-e CarRacing-v3", ["is an image", "env.flatten_images=true"]),
         ("-e no_module:Env", ["no_module cannot be imported", "PYTHONPATH"]),
         ("--set algorithm.minibatch_size=4096", ["minibatch_size=4096 is larger than", "2048"]),
         (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN, distribution
+from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN, MASKED, distribution
 from custom_models.interfaces import Chunks
 from custom_models.model_config import ModelConfig
 from rl_service.algorithms import machine_code
@@ -140,6 +140,23 @@ def test_gradients_are_those_of_autograd(name: str, space: str, net: str, loss: 
     gradients = [each.optimizers[name].grad for each in (policy, plain)]
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
     assert gradients[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_of_masked_logits_are_those_of_autograd(loss: str) -> None:
+    policy = policy_of(SPACES["discrete"], MLPConfig(), **LOSSES[loss], grad_clip=1e9)
+    ours, theirs, plain = both(policy, "actor")
+    rows = actor_rows(policy, NUM_ROWS)
+    forbidden = torch.rand_like(rows.dist_inputs) < 0.4
+    forbidden.scatter_(1, rows.actions[:, None], False)  # some rows leave no choice
+    dist_inputs = rows.dist_inputs.masked_fill(forbidden, MASKED)
+    logp = distribution(policy.action_spec, dist_inputs).log_prob(rows.actions)
+    masked = rows._replace(dist_inputs=dist_inputs, action_logp=logp)
+    order = torch.randperm(NUM_ROWS)
+    actual, expected = ours.run(masked, order, 1), theirs.run(masked, order, 1)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    gradients = [each.optimizers["actor"].grad for each in (policy, plain)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["actor", "critic"])

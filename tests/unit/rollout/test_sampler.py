@@ -141,7 +141,7 @@ def test_going_on_from_a_state_equals_never_having_stopped() -> None:
     resumed.return_scaler.filter.sync(stats)
     assert resumed.restore(state) == []
     history = resumed._history.observed(np.zeros((2, 2), np.float32))
-    resumed._open_policy(18)(history)  # this act counts its calls: 9 came before
+    resumed._open_policy(18)(history, None)  # this act counts its calls: 9 came before
     actual = resumed.sample(9)
     for name in expected:
         assert np.array_equal(actual[name], expected[name]), name
