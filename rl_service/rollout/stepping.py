@@ -152,7 +152,8 @@ class GymStepping(Stepping):
             env = self._envs[e]
             try:
                 obs, rewards[k], terminated[k], truncated[k], _ = env.step(env_actions[k])
-                if not (terminated[k] or truncated[k]):  # after an end, none may be allowed
+                uses_masks = env.action_mask is not None or self.masks is not None
+                if uses_masks and not (terminated[k] or truncated[k]):  # none is due after an end
                     self._note_mask(e, env.action_mask)
             except Exception as error:  # an environment may raise anything
                 errors[k] = exception_text(error)

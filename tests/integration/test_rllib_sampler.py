@@ -35,9 +35,13 @@ GPT2_ACTOR = GPT2.model_copy(
 )
 
 
+LOCKS = "tests.support.locks:Locks"
+
+
 def build_worker(worker_class: Any, model: ModelConfig, env: str, num_envs: int) -> Any:
+    kwargs = {"mask": "none"} if env == LOCKS else {}  # RLlib's sampler shows no info to a policy
     settings = Settings(
-        env=EnvSettings(id=env, max_episode_steps=23),
+        env=EnvSettings(id=env, kwargs=kwargs, max_episode_steps=23),
         model=model,
         algorithm=PPOSettings(train_batch_size=40 * num_envs, minibatch_size=10),
         resources=ResourceSettings(num_env_runners=0, num_envs_per_env_runner=num_envs),
@@ -107,6 +111,21 @@ def test_rows_equal_those_of_rllibs_own_sampler(
     monkeypatch.setattr("rl_service.rollout.worker.Draws", DrawsEachStep)
     plain = build_worker(RolloutWorker, model, env, num_envs)
     vector = build_worker(VectorRolloutWorker, model, env, num_envs)
+    assert_equal_rows(plain, vector)
+
+
+@pytest.mark.parametrize("model", [MLPConfig(), STACK, GPT2_ACTOR], ids=["mlp", "stack", "gpt2"])
+def test_rows_of_several_choices_equal_those_of_rllibs_own_sampler(
+    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_service.rollout.worker.Draws", DrawsEachStep)
+    plain, vector = (
+        build_worker(kind, model, LOCKS, 3) for kind in (RolloutWorker, VectorRolloutWorker)
+    )
+    assert_equal_rows(plain, vector)
+
+
+def assert_equal_rows(plain: Any, vector: Any) -> None:
     torch.manual_seed(1)
     expected_batches = [plain.sample().policy_batches["default_policy"] for _ in range(3)]
     torch.manual_seed(1)
