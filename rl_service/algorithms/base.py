@@ -16,6 +16,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED, NUM_ENV_STEPS_TRAINED
 
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.build import OnPolicyConfig
+from rl_service.algorithms.learner import update_nets
 from rl_service.algorithms.learners import Learners
 from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import (
@@ -129,15 +130,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self._counters[NUM_ENV_STEPS_SAMPLED] += num_steps
         started, policy = time.perf_counter(), self.learner_policy
         batch = build_learner_batch(policy, sampled.batch)
-        with self.learners.learning(batch):
-            apart = policy.learns_apart
-            fitting = Background(lambda: policy.update_critic(batch)) if apart else None
-            try:
-                stats = policy.update_actor(batch)
-            except BaseException:
-                if fitting is not None:
-                    fitting.wait()  # it writes the critic
-                raise
+
+        def on_actor(stats: dict[str, float]) -> None:
             stats["weights_lag"] = self._num_updates - sampled.weights_version
             self._counters[_UPDATES] += 1
             stats["learn_actor_time_s"] = time.perf_counter() - started
@@ -145,7 +139,9 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             self._counters[NUM_ENV_STEPS_TRAINED] += num_steps
             if self.fleet is not None and not self._is_last_batch():
                 self._next_samples = Background(self._sample)
-            stats |= policy.update_critic(batch) if fitting is None else fitting.result()
+
+        with self.learners.learning(batch):
+            stats = update_nets(policy, batch, on_actor)
             _check_finite(stats)
         policy.global_timestep = self.env_steps
         stats["learn_time_s"] = time.perf_counter() - started

@@ -200,5 +200,4 @@ def try_pool(env: EnvSettings, space: gym.spaces.Box, action_space: gym.Space[An
     pool = PoolStepping(env, space, action_space, [(0, 0, 0)])
     pool.reset([0])
     spec = pool.action_spec
-    actions = np.zeros(1, np.int64) if spec.kind == "discrete" else np.zeros((1, spec.size))
-    pool.step(slice(None), actions)
+    pool.step(slice(None), np.zeros((1, *spec.row_shape), spec.row_dtype))
