@@ -72,11 +72,17 @@ def linear_layers(body: nn.Module) -> list[tuple[nn.Linear, str | None]] | None:
 
 
 class CategoricalHead(nn.Module):
-    """Logits of a discrete action."""
+    """Logits of a discrete action, or of all choices of an action side by side.
 
-    def __init__(self, in_features: int, num_actions: int) -> None:
+    Args:
+        in_features: width of the features.
+        sizes: of each choice.
+    """
+
+    def __init__(self, in_features: int, *sizes: int) -> None:
         super().__init__()
-        self.logits = orthogonal_linear(in_features, num_actions, 0.01)
+        self.sizes = sizes
+        self.logits = orthogonal_linear(in_features, sum(sizes), 0.01)
 
     def forward(self, features: Tensor) -> Tensor:
         logits: Tensor = self.logits(features)  # (B, A)
@@ -143,21 +149,15 @@ class GaussianHead(nn.Module):
         gradient.masked_fill_(_leads_outside(self.log_std, gradient), 0.0)
 
 
-class MultiCategoricalHead(CategoricalHead):
-    """Logits of all components of an action, side by side."""
-
-
-_HEADS = (CategoricalHead, MultiCategoricalHead, GaussianHead)
+_HEADS = (CategoricalHead, GaussianHead)
 
 
 def policy_head(
     in_features: int, action_spec: ActionSpec, log_std: str, log_std_init: float
 ) -> CategoricalHead | GaussianHead:
     """From features (..., in_features) to `dist_inputs`."""
-    if action_spec.kind == "discrete":
-        return CategoricalHead(in_features, action_spec.size)
-    if action_spec.kind == "multi_discrete":
-        return MultiCategoricalHead(in_features, action_spec.num_dist_inputs)
+    if action_spec.is_categorical:
+        return CategoricalHead(in_features, *(action_spec.sizes or [action_spec.size]))
     return GaussianHead(in_features, action_spec, log_std, log_std_init)
 
 

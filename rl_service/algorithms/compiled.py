@@ -224,7 +224,10 @@ class CompiledSteps(GradientSteps):
         columns: dict[str, torch.dtype]
         if isinstance(loss, Surrogate):
             inputs = batch.inputs
-            discrete = self._log_std is None
+            head: Any = self.optimizer.net.head
+            discrete = isinstance(head, CategoricalHead)
+            sizes = head.sizes if discrete else ()
+            choices = (ctypes.c_int64 * len(sizes))(*sizes)
             columns = {
                 "actions": torch.int64 if discrete else torch.float32,
                 "action_logp": torch.float32,
@@ -233,6 +236,8 @@ class CompiledSteps(GradientSteps):
             }
             rest = {
                 "kind": _CATEGORICAL if discrete else _GAUSSIAN,
+                "num_choices": len(sizes),
+                "sizes": choices,
                 "log_std": self._log_std or 0,
                 "log_std_min": LOG_STD_MIN,
                 "log_std_max": LOG_STD_MAX,
@@ -323,6 +328,8 @@ class _Batch(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
+        ("num_choices", ctypes.c_int64),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("mask", "actions", "action_logp", "dist_inputs")),
         ("advantages", ctypes.c_void_p),
         ("log_std", ctypes.c_int64),

@@ -13,9 +13,11 @@ enum { SQUARED_ERROR, CATEGORICAL, GAUSSIAN };
 /* What is known of each step. */
 typedef struct {
     int64_t kind, num_outputs; /* of the net */
+    int64_t num_choices; /* of a categorical actor: how many choices, of so many logits each */
+    const int64_t *sizes;
     const uint8_t *mask; /* whether a step counts; none: all do */
     /* Of an actor. */
-    const void *actions; /* int64, or A floats */
+    const void *actions; /* int64 for each choice, or A floats */
     const float *action_logp, *dist_inputs, *advantages;
     int64_t log_std; /* where it begins in the vector of parameters */
     double log_std_min, log_std_max;
@@ -94,17 +96,11 @@ static double surrogate(const Batch *b, int64_t row, float log_prob, float *slop
     return -(double)advantage * (is_clipped ? clipped : ratio);
 }
 
-static double categorical(const Minibatch *m, int64_t row, const float *out, float *d)
+/* The log-probabilities of a choice, from logits less their largest, in logp, and exponentials of
+   these, in p, which become probabilities. */
+static void normalise(float *logp, float *p, const float *old, int64_t n)
 {
-    const Batch *b = m->batch;
-    int64_t n = b->num_outputs;
-    int64_t action = ((const int64_t *)b->actions)[row], width = padded(n);
-    const float *old = b->dist_inputs + row * n;
-    float logp[width], p[width], top = -INFINITY, sum = 0.0f, slope, entropy = 0.0f;
-    for (int64_t k = 0; k < n; k++) top = old[k] > IS_MASKED && out[k] > top ? out[k] : top;
-    for (int64_t k = 0; k < width; k++) p[k] = k < n ? out[k] - top : -100.0f;
-    memcpy(logp, p, width * sizeof(float));
-    exp_row(p, width);
+    float sum = 0.0f;
     for (int64_t k = 0; k < n; k++) {
         if (old[k] <= IS_MASKED) p[k] = logp[k] = 0.0f; /* counts nowhere */
         sum += p[k];
@@ -114,28 +110,73 @@ static double categorical(const Minibatch *m, int64_t row, const float *out, flo
         logp[k] -= log_sum;
         p[k] *= scale;
     }
-    double loss = surrogate(b, row, logp[action], &slope);
-    for (int64_t k = 0; k < n; k++) d[k] = -slope * p[k];
-    d[action] += slope;
-    if (b->entropy_coeff != 0.0) {
-        float c = (float)b->entropy_coeff;
-        for (int64_t k = 0; k < n; k++) entropy -= p[k] * logp[k];
-        for (int64_t k = 0; k < n; k++) d[k] += c * p[k] * (logp[k] + entropy);
-        loss -= c * entropy;
+}
+
+/* x = logits less the largest of the choice that is allowed; -100 beside the choices. */
+static void less_largest(const Batch *b, const float *logits, const float *old, float *x)
+{
+    for (int64_t c = 0, first = 0; c < b->num_choices; first += b->sizes[c++]) {
+        float top = -INFINITY;
+        int64_t end = first + b->sizes[c];
+        for (int64_t k = first; k < end; k++)
+            top = old[k] > IS_MASKED && logits[k] > top ? logits[k] : top;
+        for (int64_t k = first; k < end; k++) x[k] = logits[k] - top;
     }
+    for (int64_t k = b->num_outputs; k < padded(b->num_outputs); k++) x[k] = -100.0f;
+}
+
+/* Adds the entropy bonus of a choice to its gradient; returns its loss. */
+static double entropy_bonus(float c, const float *logp, const float *p, float *d, int64_t n)
+{
+    float entropy = 0.0f;
+    for (int64_t k = 0; k < n; k++) entropy -= p[k] * logp[k];
+    for (int64_t k = 0; k < n; k++) d[k] += c * p[k] * (logp[k] + entropy);
+    return -(double)c * entropy;
+}
+
+/* Adds the KL penalty of a choice to its gradient, q and old_logp being those that sampled. */
+static double kl_penalty(float c, const float *logp, const float *p, const float *old_logp,
+                         const float *q, float *d, int64_t n)
+{
+    double loss = 0.0;
+    for (int64_t k = 0; k < n; k++) {
+        d[k] += c * (p[k] - q[k]);
+        loss += c * q[k] * (old_logp[k] - logp[k]);
+    }
+    return loss;
+}
+
+/* One choice, or several that are drawn apart. */
+static double categorical(const Minibatch *m, int64_t row, const float *out, float *d)
+{
+    const Batch *b = m->batch;
+    int64_t n = b->num_outputs, width = padded(n);
+    const int64_t *actions = (const int64_t *)b->actions + row * b->num_choices;
+    const float *old = b->dist_inputs + row * n;
+    float logp[width], p[width], old_logp[width], q[width], log_prob = 0.0f, slope;
+    less_largest(b, out, old, logp);
+    memcpy(p, logp, width * sizeof(float));
+    exp_row(p, width);
     if (b->kl_coeff != 0.0) {
-        float c = (float)b->kl_coeff, old_top = old[0], old_total = 0.0f, q[width];
-        for (int64_t k = 1; k < n; k++) old_top = old[k] > old_top ? old[k] : old_top;
-        for (int64_t k = 0; k < width; k++)
-            q[k] = k < n && old[k] > IS_MASKED ? old[k] - old_top : -100.0f;
+        less_largest(b, old, old, old_logp);
+        memcpy(q, old_logp, width * sizeof(float));
         exp_row(q, width);
-        for (int64_t k = 0; k < n; k++) old_total += q[k];
-        float old_log = old_top + logf(old_total);
-        for (int64_t k = 0; k < n; k++) {
-            if (old[k] <= IS_MASKED) continue;
-            float prob = q[k] / old_total;
-            d[k] += c * (p[k] - prob);
-            loss += c * prob * (old[k] - old_log - logp[k]);
+    }
+    for (int64_t c = 0, first = 0; c < b->num_choices; first += b->sizes[c++]) {
+        normalise(logp + first, p + first, old + first, b->sizes[c]);
+        log_prob += logp[first + actions[c]];
+    }
+    double loss = surrogate(b, row, log_prob, &slope);
+    for (int64_t k = 0; k < n; k++) d[k] = -slope * p[k];
+    for (int64_t c = 0, first = 0; c < b->num_choices; first += b->sizes[c++]) {
+        int64_t size = b->sizes[c];
+        d[first + actions[c]] += slope;
+        if (b->entropy_coeff != 0.0)
+            loss += entropy_bonus((float)b->entropy_coeff, logp + first, p + first, d + first, size);
+        if (b->kl_coeff != 0.0) {
+            normalise(old_logp + first, q + first, old + first, size);
+            loss += kl_penalty((float)b->kl_coeff, logp + first, p + first, old_logp + first,
+                               q + first, d + first, size);
         }
     }
     for (int64_t k = 0; k < n; k++) d[k] *= m->weight;

@@ -22,6 +22,7 @@ from rl_service.config.settings import Settings
 OBS_SIZE = 7
 SPACES: dict[str, gym.Space[Any]] = {
     "discrete": gym.spaces.Discrete(3),
+    "multi_discrete": gym.spaces.MultiDiscrete([3, 2, 4]),
     "box": gym.spaces.Box(-1.0, 1.0, (2,)),
 }
 

@@ -142,15 +142,18 @@ def test_gradients_are_those_of_autograd(name: str, space: str, net: str, loss: 
     assert gradients[1].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("space", ["discrete", "multi_discrete"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_gradients_of_masked_logits_are_those_of_autograd(loss: str) -> None:
-    policy = policy_of(SPACES["discrete"], MLPConfig(), **LOSSES[loss], grad_clip=1e9)
+def test_gradients_of_masked_logits_are_those_of_autograd(loss: str, space: str) -> None:
+    policy = policy_of(SPACES[space], MLPConfig(), **LOSSES[loss], grad_clip=1e9)
     ours, theirs, plain = both(policy, "actor")
     rows = actor_rows(policy, NUM_ROWS)
     forbidden = torch.rand_like(rows.dist_inputs) < 0.4
-    forbidden.scatter_(1, rows.actions[:, None], False)  # some rows leave no choice
+    spec = policy.action_spec
+    taken = rows.actions.reshape(NUM_ROWS, -1) + torch.tensor(spec.first_logits)
+    forbidden.scatter_(1, taken, False)  # some rows leave no choice
     dist_inputs = rows.dist_inputs.masked_fill(forbidden, MASKED)
-    logp = distribution(policy.action_spec, dist_inputs).log_prob(rows.actions)
+    logp = distribution(spec, dist_inputs).log_prob(rows.actions)
     masked = rows._replace(dist_inputs=dist_inputs, action_logp=logp)
     order = torch.randperm(NUM_ROWS)
     actual, expected = ours.run(masked, order, 1), theirs.run(masked, order, 1)
