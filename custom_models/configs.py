@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from custom_models.spaces import ActionSpec
 
 _LARGEST_VOCABULARY = 2**18
+_ONLY_FOR = {
+    "numbers": ("decimals", "separator"),
+    "text": ("chat_template", "max_prompt_tokens", "max_action_tokens"),
+}
+"""Settings of a prompt by the kind of observation."""
 
 
 class MLPConfig(SmallActorSettings, ModelConfig):
@@ -145,10 +150,21 @@ class LLMPolicyConfig(ModelConfig):
     """Attention heads of a model without `pretrained`; must divide `n_embd`."""
     n_embd: Width = 64
     """Width of a model without `pretrained`."""
+    observation: Literal["numbers", "text"] = "numbers"
+    """What the prompt shows: numbers, or the text of an environment that gives one
+    (`env.describe`)."""
     context_length: ContextLength = 1
     """K: observations in the prompt, with the actions between them."""
     task: Annotated[str, Field(max_length=20_000)] = ""
     """Text at the start of each prompt, read once for a whole batch."""
+    chat_template: bool = True
+    """For text: write prompts in the tokenizer's chat template, if it has one, with the task as the
+    system message."""
+    max_prompt_tokens: Annotated[int, Field(gt=0, le=2**15)] = 512
+    """For text: tokens of a prompt after the task. A longer prompt ends the run."""
+    max_action_tokens: Annotated[int, Field(gt=0, le=1024)] = 16
+    """For text and `action_scoring: tokens`: tokens of an action's text. A longer one ends the
+    run."""
     action_names: Annotated[
         tuple[Annotated[str, Field(max_length=100)], ...], Field(max_length=1000)
     ] = ()
@@ -165,8 +181,11 @@ class LLMPolicyConfig(ModelConfig):
     lora_alpha: Width = 16
     """The additions are scaled by `lora_alpha` / `lora_rank`."""
     action_scoring: Literal["head", "tokens"] = "head"
-    """`head`: a net on the last hidden state. `tokens`, for discrete actions: the mean
-    log-probability of the tokens of each action's text after the prompt."""
+    """`head`: a net on the last hidden state. `tokens`, for discrete actions: the log-probability
+    of the tokens of each action's text after the prompt."""
+    length_normalization: bool = True
+    """For `action_scoring: tokens`: take the mean over the tokens of an action's text, not their
+    sum."""
     micro_batch_size: Width = 64
     """Prompts that go through the language model at once during learning. With more, activations
     are computed again for the gradient."""
@@ -187,6 +206,12 @@ class LLMPolicyConfig(ModelConfig):
                 "action_scoring=tokens has no head, so with finetune=head nothing would learn; "
                 "use finetune=lora or full"
             )
+        if self.action_scoring == "head" and not self.length_normalization:
+            problems.append(
+                "length_normalization applies only to action_scoring=tokens; set that, or leave "
+                "it out"
+            )
+        problems += self._observation_problems()
         if self.pretrained is None:
             given = [n for n in ("random_weights", "num_layers") if getattr(self, n)]
             problems += [f"{name} needs model.pretrained; set that, too" for name in given]
@@ -197,6 +222,22 @@ class LLMPolicyConfig(ModelConfig):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _observation_problems(self) -> list[str]:
+        """What does not fit the kind of observation, one line each."""
+        other = "text" if self.observation == "numbers" else "numbers"
+        fields = type(self).model_fields
+        problems = [
+            f"{name} applies only to observation={other}; set that, or leave it out"
+            for name in _ONLY_FOR[other]
+            if getattr(self, name) != fields[name].default
+        ]
+        if self.observation == "text" and self.critic != "hidden_state":
+            problems.append(
+                f"critic={self.critic} reads numbers, and observation=text has none; use "
+                f"critic=hidden_state"
+            )
+        return problems
 
     @classmethod
     def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -246,6 +287,10 @@ class LLMPolicyConfig(ModelConfig):
     @property
     def critic_reads_features(self) -> bool:
         return self.critic == "hidden_state"
+
+    @property
+    def reads_text(self) -> bool:
+        return self.observation == "text"
 
     def prompt_problems(self, observation_size: int, action_spec: ActionSpec) -> list[str]:
         from custom_models.pretrained import prompt_problems  # transformers takes seconds to import

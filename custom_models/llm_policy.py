@@ -9,6 +9,7 @@ which then never runs in an update; otherwise the prompt's tokens.
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,13 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from custom_models.configs import LLMPolicyConfig
 from custom_models.gpt2_critic import GPT2Critic
-from custom_models.heads import CategoricalHead, GaussianHead, feed_forward
+from custom_models.heads import MASKED, GaussianHead, feed_forward, policy_head
 from custom_models.history import History
 from custom_models.interfaces import Actor, Critic
 from custom_models.language_model import load_language_model, load_tokenizer
 from custom_models.nets import ActorCritic, MLPCritic
 from custom_models.observation_text import PADDING, PromptWriter
 from custom_models.spaces import ActionSpec
+from custom_models.text_prompts import TextPromptWriter, build_writer
 
 _MEAN_SCALE = 0.1
 """Scale of the initial weights of the Gaussian's mean."""
@@ -53,23 +55,26 @@ class LLMActor(Actor):
         width: int = self.language_model.get_input_embeddings().weight.shape[1]
         self.feature_size = width
         self.repeats_its_work = self.is_frozen
-        self.num_inputs: int = width if self.is_frozen else self.writer.max_tokens
+        self._scored: tuple[int, ...] = ()
+        """Room (A, L) for actions' tokens behind each input's prompt, if each brings its own."""
+        if config.action_scoring == "tokens" and config.reads_text:
+            self._scored = action_spec.size, config.max_action_tokens
+        tokens = self.writer.max_tokens + self._num_scored
+        self.num_inputs: int = width if self.is_frozen else tokens
         """Entries of a step's input."""
         self._task_cache: Any = None
         self._task_place: Any = None
         """Device and precision with which the task was read."""
         if config.action_scoring == "tokens":
-            self._actions = _padded(self.writer.action_tokens)  # (A, L)
+            if isinstance(self.writer, PromptWriter):
+                self._actions = _padded(self.writer.action_tokens)  # (A, L)
             return
         self.body = feed_forward(
             width, config.hidden_sizes, config.activation, config.activate_last
         )
         features = config.hidden_sizes[-1] if config.hidden_sizes else width
-        self.head: nn.Module
-        if action_spec.kind == "discrete":
-            self.head = CategoricalHead(features, action_spec.size)
-        else:
-            self.head = GaussianHead(features, action_spec, config.log_std, config.log_std_init)
+        self.head = policy_head(features, action_spec, config.log_std, config.log_std_init)
+        if isinstance(self.head, GaussianHead):
             _start_as_the_seed(self.head.mean)
 
     def train(self, mode: bool = True) -> LLMActor:
@@ -116,10 +121,15 @@ class LLMActor(Actor):
         tokens = torch.from_numpy(self.writer.prompts(history)).to(self._device)
         if self.is_frozen:  # and shared with other actors, possibly on another device
             return self.last_hidden(tokens).to(next(self.head.parameters()).device)
-        return F.pad(tokens, (self.num_inputs - tokens.shape[1], 0), value=PADDING)
+        tokens = F.pad(tokens, (self.writer.max_tokens - tokens.shape[1], 0), value=PADDING)
+        if not self._scored:
+            return tokens
+        assert isinstance(self.writer, TextPromptWriter)
+        actions = torch.from_numpy(self.writer.actions(history)).to(self._device)
+        return torch.cat([tokens, actions.flatten(1)], dim=1)
 
     def prompts(self, history: History) -> list[str]:
-        return [self.config.task + text for text in self.writer.texts(history)]
+        return [self.writer.before + text for text in self.writer.texts(history)]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`dist_inputs` of B steps from their inputs (B, num_inputs)."""
@@ -143,10 +153,20 @@ class LLMActor(Actor):
             return torch.cat([read(part) for part in parts])
         return torch.cat([checkpoint(read, part, use_reentrant=False) for part in parts])
 
-    def last_hidden(self, tokens: Tensor) -> Tensor:
-        """Hidden states (B, C) of the last tokens of prompts (B, T)."""
-        hidden: Tensor = self._read(tokens).last_hidden_state[:, -1]
+    def last_hidden(self, inputs: Tensor) -> Tensor:
+        """Hidden states (B, C) of the last tokens of inputs' prompts (B, T)."""
+        hidden: Tensor = self._read(self._apart(inputs)[0]).last_hidden_state[:, -1]
         return hidden.float()
+
+    @property
+    def _num_scored(self) -> int:
+        """Tokens of actions in each input."""
+        return math.prod(self._scored) if self._scored else 0
+
+    def _apart(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Prompts (B, T) and what stands behind them."""
+        prompts, behind = inputs.tensor_split([inputs.shape[1] - self._num_scored], dim=1)
+        return prompts, behind
 
     def _read(self, tokens: Tensor, *, keep_cache: bool = False) -> Any:
         """Passes prompts (B, T) through the model, after the task that they share."""
@@ -199,68 +219,59 @@ class LLMActor(Actor):
             tokens = torch.tensor([self.writer.task_tokens], device=device)
             return self._trunk(input_ids=tokens, use_cache=True).cache
 
-    def _action_scores(self, tokens: Tensor) -> Tensor:
-        """Mean log-probability (B, A) of the tokens of each action's text after the prompt.
+    def _action_scores(self, inputs: Tensor) -> Tensor:
+        """Log-probability (B, A) of the tokens of each action's text after the prompt.
 
-        The prompt is read once; texts of several tokens continue from its keys and values.
+        It is the mean over the tokens, or their sum; an action without tokens is `MASKED`. The
+        prompt is read once; texts of several tokens continue from its keys and values.
         """
-        actions = self._actions.to(tokens.device)  # (A, L)
-        num_actions, length = actions.shape
-        read = self._read(tokens, keep_cache=length > 1)
+        tokens, behind = self._apart(inputs)
+        if self._scored:
+            actions = behind.unflatten(1, self._scored)  # (B, A, L)
+        else:
+            actions = self._actions.to(tokens.device).expand(len(tokens), -1, -1)
+        lengths = (actions != PADDING).sum(2)  # (B, A)
+        longer = (lengths > 1).nonzero(as_tuple=True)  # N texts
+        read = self._read(tokens, keep_cache=len(longer[0]) > 0)
         first = self._log_probs(read.last_hidden_state[:, -1])  # (B, vocabulary)
-        scores = first[:, actions[:, 0]]  # (B, A)
-        lengths = (actions != PADDING).sum(1)  # (A,)
-        if length > 1:
-            read.cache.batch_repeat_interleave(num_actions)
-            scores = scores + self._later_scores(tokens, actions, read.cache)
-        return scores / lengths
+        scores = first.gather(1, actions[:, :, 0].clamp(min=0).long())
+        if len(longer[0]):
+            read.cache.batch_select_indices(longer[0])
+            texts = actions[longer][:, : int(lengths.max())]
+            later = self._later_scores(tokens[longer[0]], texts, read.cache)
+            scores = scores.index_put(longer, later, accumulate=True)
+        if self.config.length_normalization:
+            scores = scores / lengths.clamp(min=1)
+        return scores.masked_fill(lengths == 0, MASKED)
 
     def _later_scores(self, tokens: Tensor, actions: Tensor, cache: Any) -> Tensor:
-        """Summed log-probability (B, A) of each text's tokens after its first."""
-        batch, num_actions = len(tokens), len(actions)
-        given, asked = actions[:, :-1], actions[:, 1:]  # (A, L-1)
-        mask = F.pad(
-            tokens != PADDING, (cache.get_seq_length() - tokens.shape[1], 0), value=True
-        ).repeat_interleave(num_actions, 0)
-        given_mask = (given != PADDING).repeat(batch, 1)  # (B*A, L-1)
+        """Summed log-probability (N,) of each text's tokens after its first.
+
+        Args:
+            tokens: (N, T) prompts.
+            actions: (N, L) the text that follows each.
+            cache: what the model has read of the prompts.
+        """
+        given, asked = actions[:, :-1], actions[:, 1:]  # (N, L-1)
+        mask = F.pad(tokens != PADDING, (cache.get_seq_length() - tokens.shape[1], 0), value=True)
         positions = mask.sum(1, keepdim=True) + torch.arange(given.shape[1], device=mask.device)
         with self._precision():
             hidden = self._trunk(
-                input_ids=given.clamp(min=0).long().repeat(batch, 1),
-                attention_mask=torch.cat([mask, given_mask], dim=1).long(),
+                input_ids=given.clamp(min=0).long(),
+                attention_mask=torch.cat([mask, given != PADDING], dim=1).long(),
                 position_ids=positions,
                 cache=cache,
                 use_cache=True,
             ).last_hidden_state
-        wanted = asked.clamp(min=0).long().repeat(batch, 1).unsqueeze(-1)  # (B*A, L-1, 1)
+        wanted = asked.clamp(min=0).long().unsqueeze(-1)  # (N, L-1, 1)
         found = self._log_probs(hidden).gather(-1, wanted).squeeze(-1)
-        found = found.masked_fill((asked == PADDING).repeat(batch, 1), 0.0)
-        return found.sum(1).view(batch, num_actions)
+        return found.masked_fill(asked == PADDING, 0.0).sum(1)
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Of the next token, (..., vocabulary)."""
         with self._precision():
             logits = self.language_model.get_output_embeddings()(hidden)
         return F.log_softmax(logits.float(), dim=-1)
-
-
-def build_writer(
-    config: LLMPolicyConfig, tokenizer: Any, observation_size: int, action_spec: ActionSpec
-) -> PromptWriter:
-    """What writes a model's prompts.
-
-    Raises:
-        ValueError: if the tokenizer cannot write numbers, or settings and actions do not fit.
-    """
-    if config.action_scoring == "tokens" and action_spec.kind != "discrete":
-        raise ValueError("model.action_scoring=tokens needs discrete actions; use head")
-    expected = ("discrete", len(config.action_names))
-    if config.action_names and (action_spec.kind, action_spec.size) != expected:
-        raise ValueError(
-            f"model.action_names has {len(config.action_names)} names for {action_spec.size} "
-            f"{action_spec.kind} actions"
-        )
-    return PromptWriter(tokenizer, observation_size, action_spec, config)
 
 
 def _padded(rows: list[list[int]]) -> Tensor:

@@ -90,6 +90,11 @@ class ModelConfig(Kind):
         return False
 
     @property
+    def reads_text(self) -> bool:
+        """Whether observations are rows of text (`custom_models.text_rows`)."""
+        return False
+
+    @property
     def base_model(self) -> str | None:
         """Base model that the actor's weights or tokenizer come from; None: all are built here."""
         return None

@@ -25,7 +25,7 @@ NUMBER_LIMIT = 10
 """Numbers are clipped to ±10, as the observation filter does."""
 STEP_END = "\n"
 """Follows each earlier step."""
-_ARROW = " ->"
+ARROW = " ->"
 """Stands between an earlier observation and its action."""
 _DIGIT = "0"
 """Stands for whatever number comes before a piece."""
@@ -34,7 +34,7 @@ _HEADS = [f"{sign}{i}" for sign in ("", "-") for i in range(NUMBER_LIMIT + 1)]
 _NUM_CHECKED = 64
 """Prompts that are tokenised whole, to compare."""
 
-_CUE = "\nAction:"
+CUE = "\nAction:"
 """Follows the current observation, and is followed by an action."""
 
 Tokens = npt.NDArray[np.int32]
@@ -69,14 +69,15 @@ class PromptWriter:
         self._tokenizer = tokenizer
         self._action_spec = action_spec
         self.context_length = config.context_length
+        self.before = config.task
+        """Text that all prompts begin with."""
         self.decimals = decimals = config.decimals
         self.separator = separator = config.separator
-        self._cue = cue = _CUE if config.action_scoring == "tokens" else ""
+        self._cue = cue = CUE if config.action_scoring == "tokens" else ""
         self._scale = 10**decimals
         self.action_names = config.action_names or tuple(map(str, range(action_spec.size)))
         self._check_texts()
-        digit, whole = self._read([_DIGIT])[0], tokenizer(_DIGIT)["input_ids"]
-        self._added: list[int] = whole[: whole.index(digit[0])]
+        self._added = put_in_front(tokenizer)
         self._rows: list[list[int]] = [[]]  # the first one is for what is missing
         self.task_tokens: list[int] = []
         """What all prompts begin with: the task, behind what the tokenizer adds; none without."""
@@ -91,6 +92,7 @@ class PromptWriter:
         """Of each discrete action's text, as a continuation of the cue; none without it."""
         if cue:
             self.action_tokens = self._after(cue, [f" {name}" for name in self.action_names])
+        self.max_action_tokens = max(map(len, self.action_tokens), default=0)
         self._lengths = np.array([len(row) for row in self._rows])
         self._firsts = self._lengths.cumsum() - self._lengths
         self._tokens = np.array([token for row in self._rows for token in row], np.int32)
@@ -130,8 +132,8 @@ class PromptWriter:
         The end of the step is a part of it where a tokenizer may join it to a name.
         """
         if self._action_spec.kind == "discrete":
-            return [f"{_ARROW} {name}{STEP_END}" for name in self.action_names]
-        return [_ARROW + self.separator + head for head in _HEADS]
+            return [f"{ARROW} {name}{STEP_END}" for name in self.action_names]
+        return [ARROW + self.separator + head for head in _HEADS]
 
     def _most(self, first: int, count: int = len(_HEADS)) -> int:
         """Tokens of the longest of these rows."""
@@ -165,25 +167,14 @@ class PromptWriter:
                 f"observations; use another tokenizer or model.separator"
             )
         if self._action_spec.kind == "discrete":
-            self._check_names()
-
-    def _check_names(self) -> None:
-        seen: dict[tuple[int, ...], str] = {(): ""}
-        rows = self._read([f" {name}" for name in self.action_names])
-        for name, row in zip(self.action_names, rows, strict=True):
-            alike = seen.setdefault(tuple(row), name)
-            if alike != name:
-                raise ValueError(
-                    f"the tokenizer writes the actions {alike!r} and {name!r} alike; use another "
-                    f"tokenizer or other model.action_names"
-                )
+            check_names(self.action_names, self._read([f" {name}" for name in self.action_names]))
 
     def reads_pieces_apart(self, task: str) -> bool:
         """Whether a prompt's tokens are those of its pieces alone, as earlier releases had them."""
         number, action = self._vector_text(np.array([0.25], np.float32)), f" {self.action_names[0]}"
         if self._action_spec.kind == "box":
             action = self.separator + number
-        parts = [task, number, self.separator + number, _ARROW, action, STEP_END, number, self._cue]
+        parts = [task, number, self.separator + number, ARROW, action, STEP_END, number, self._cue]
         apart = [token for row in self._read(parts) for token in row]
         return apart == self._added + self._read(["".join(parts)])[0]
 
@@ -289,7 +280,26 @@ class PromptWriter:
     def _action_text(self, action: Any) -> str:
         if self._action_spec.kind == "discrete":
             return self._action_texts()[int(action)]
-        return _ARROW + self.separator + self._vector_text(action) + STEP_END
+        return ARROW + self.separator + self._vector_text(action) + STEP_END
+
+
+def put_in_front(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer puts before every text: BOS for some."""
+    [digit], whole = tokenizer(_DIGIT, add_special_tokens=False)["input_ids"][:1], tokenizer(_DIGIT)
+    added: list[int] = whole["input_ids"][: whole["input_ids"].index(digit)]
+    return added
+
+
+def check_names(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Refuses names of actions whose tokens (one row a name) are alike or none."""
+    seen: dict[tuple[int, ...], str] = {(): ""}
+    for name, row in zip(names, rows, strict=True):
+        alike = seen.setdefault(tuple(row), name)
+        if alike != name:
+            raise ValueError(
+                f"the tokenizer writes the actions {alike!r} and {name!r} alike; use another "
+                f"tokenizer or other model.action_names"
+            )
 
 
 def _joins(text: str) -> str:

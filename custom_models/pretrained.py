@@ -64,8 +64,9 @@ def prompt_problems(
         observation_size: O.
         action_spec: the environment's actions.
     """
+    # transformers takes seconds to import
     from custom_models.language_model import load_tokenizer, num_layers, num_positions
-    from custom_models.llm_policy import build_writer  # transformers takes seconds to import
+    from custom_models.text_prompts import build_writer
 
     try:
         positions, layers = num_positions(model), num_layers(model)
@@ -74,14 +75,19 @@ def prompt_problems(
         writer = build_writer(model, load_tokenizer(model), observation_size, action_spec)
     except (OSError, ValueError) as error:
         return [f"model llm_policy: {one_line(error)}"]
-    needed = len(writer.task_tokens) + writer.max_tokens
-    needed += max(map(len, writer.action_tokens), default=0)
+    needed = len(writer.task_tokens) + writer.max_tokens + writer.max_action_tokens
     problems = []
     if positions is not None and needed > positions:
+        kind = (
+            f"model.max_prompt_tokens={model.max_prompt_tokens} with its task and an action"
+            if model.reads_text
+            else f"model.context_length={model.context_length} observations with "
+            f"{observation_size} numbers each"
+        )
+        remedy = "max_prompt_tokens" if model.reads_text else "context_length or model.decimals"
         problems.append(
-            f"a prompt of model.context_length={model.context_length} observations with "
-            f"{observation_size} numbers each takes up to {needed} tokens, and the language model "
-            f"reads {positions}; lower model.context_length or model.decimals"
+            f"a prompt of {kind} takes up to {needed} tokens, and the language model reads "
+            f"{positions}; lower model.{remedy}"
         )
     if model.num_layers is not None and model.num_layers > layers:
         problems.append(

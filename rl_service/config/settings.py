@@ -33,6 +33,12 @@ class EnvSettings(Group):
     max_episode_steps: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     """Time limit in env steps. An episode that reaches it is truncated, not terminated. None: the
     environment's own limit."""
+    describe: Annotated[str, Field(max_length=200)] | None = None
+    """What makes an observation a text, for a language model: `info` takes `info["text"]`, and
+    `module:function` is called with the environment's observation and annotated to return a `str`.
+    None: observations are numbers, or those of a `Text` space as they are."""
+    max_text_length: Annotated[int, Field(gt=0, le=2**15)] = 512
+    """Characters of a text, its admissible actions included. An episode fails at a longer one."""
     hide: Annotated[tuple[NonNegativeInt, ...], Field(max_length=10_000)] = ()
     """Entries of the flattened observation that are set to zero, such as velocities: the policy
     never sees them, neither in training nor where it is served."""

@@ -20,8 +20,9 @@ from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space
-from rl_service.rollout.flat import ACTION_MASK, AnyEnv, FlatObservation, flat_env
+from rl_service.rollout.flat import ACTION_MASK, AnyEnv, FlatObservation, flat_env, with_masks_apart
 from rl_service.rollout.partly_observed import HiddenEntries, ObservedReward
+from rl_service.rollout.text_env import TextObservation, observes_text
 
 _INTERFACE = (
     "reset(seed=, options=) must return (observation, info), and step(action) (observation, "
@@ -40,16 +41,22 @@ def make_env(env: EnvSettings, *, render_mode: str | None = None) -> AnyEnv:
         render_mode: gymnasium's; None draws nothing.
 
     Returns:
-        An environment with float32 observations (O,), cut off after `env.max_episode_steps`.
+        An environment with float32 observations (O,), cut off after `env.max_episode_steps`; text
+        is a row of code points.
 
     Raises:
         EnvError: if it is unknown, cannot be made, or has spaces that the nets cannot read.
     """
     env_id, _ = resolve_env_id(env.id)
     made = _construct(env_id, env, render_mode)
+    raw = made.observation_space
+    made = with_masks_apart(made, action_masks=env.action_masks)
     try:
-        ActionSpec.from_space(made.action_space)
-        flat = flat_env(made, flatten_images=env.flatten_images, action_masks=env.action_masks)
+        if observes_text(made, env):
+            flat: AnyEnv = TextObservation(made, env)
+        else:
+            flat = flat_env(made, raw, flatten_images=env.flatten_images)
+        ActionSpec.from_space(flat.action_space)
     except TypeError as error:
         made.close()
         raise EnvError(f"environment {env_id} cannot be read: {one_line(error)}") from error
@@ -70,7 +77,10 @@ def raw_observation_space(env: AnyEnv) -> gym.Space[Any]:
     """What an environment of `make_env` observes before it is flattened, a Box in float32."""
     if isinstance(env, HiddenEntries):
         env = env.env
-    return env.raw_space if isinstance(env, FlatObservation) else env.observation_space
+    if isinstance(env, FlatObservation | TextObservation):
+        space: gym.Space[Any] = env.raw_space
+        return space
+    return env.observation_space
 
 
 def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:

@@ -18,23 +18,30 @@ ACTION_MASK = "action_mask"
 _FLATTENED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def flat_env(env: AnyEnv, *, flatten_images: bool, action_masks: bool) -> AnyEnv:
-    """Wraps an environment so that it observes float32 vectors (O,).
+def with_masks_apart(env: AnyEnv, *, action_masks: bool) -> AnyEnv:
+    """Wraps an environment so that its action masks are in the info alone.
 
     Args:
         env: the environment.
+        action_masks: whether they are used; otherwise they are dropped.
+    """
+    space = env.observation_space
+    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
+        env = MaskedObservation(env)
+    return env if action_masks else WithoutMask(env)
+
+
+def flat_env(env: AnyEnv, raw: gym.Space[Any], *, flatten_images: bool) -> AnyEnv:
+    """Wraps an environment so that it observes float32 vectors (O,).
+
+    Args:
+        env: the environment, its masks apart.
+        raw: what it observed before.
         flatten_images: whether images become vectors, too.
-        action_masks: whether its masks are used; where they are part of the observation, they move
-            to the info. Otherwise they are dropped.
 
     Raises:
         TypeError: if the nets cannot read the observation space; the message says what to do.
     """
-    raw = env.observation_space
-    if isinstance(raw, spaces.Dict) and ACTION_MASK in raw.spaces:
-        env = MaskedObservation(env)
-    if not action_masks:
-        env = WithoutMask(env)
     if is_flat(env.observation_space):
         return env
     return FlatObservation(env, raw, flatten_images=flatten_images)

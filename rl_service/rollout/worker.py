@@ -24,6 +24,8 @@ from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 from custom_models.draws import Draws
 from custom_models.history import History
 from custom_models.rllib_models import acting_context_length, num_context_steps
+from custom_models.text import one_line
+from rl_service.common.errors import TrainingFailedError
 from rl_service.config.settings import EnvSettings, Settings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.envs import make_env
@@ -134,7 +136,10 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
 
         def act(history: History, masks: npt.NDArray[np.bool_] | None) -> Acted:
             self._alive_at = time.monotonic()
-            acted: Acted = policy.act(history, draws, cache, masks)
+            try:
+                acted: Acted = policy.act(history, draws, cache, masks)
+            except ValueError as error:  # such as a prompt that is too long
+                raise TrainingFailedError(f"the policy cannot act: {one_line(error)}") from error
             return acted
 
         return act

@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import gymnasium as gym
+
 from custom_models.spaces import ActionSpec, observation_size
 from rl_service.common.errors import EnvError, RegistryError
 from rl_service.config.arithmetic import check_arithmetic
@@ -15,6 +17,7 @@ from rl_service.policies.spec import problems_of_bundles
 from rl_service.rollout.autoscaler import check_policy
 from rl_service.rollout.envs import try_env
 from rl_service.rollout.pool import try_pool
+from rl_service.rollout.text_env import TextRows
 from rl_service.runtime.machine import available_cpus, available_gpus, missing_cpus
 
 
@@ -48,7 +51,33 @@ def _env_problems(settings: Settings) -> list[str]:
         return [str(error)]
     size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
     problems = problems_of_bundles(settings.model, size, spec.num_dist_inputs)
-    return [*problems, *settings.model.prompt_problems(size, spec)]
+    unreadable = _reading_problems(settings, observation_space)
+    return [*problems, *(unreadable or settings.model.prompt_problems(size, spec))]
+
+
+def _reading_problems(settings: Settings, space: gym.spaces.Box) -> list[str]:
+    """Why a model cannot read what is observed: numbers or text."""
+    model, env_id = settings.model, settings.env.id
+    if not isinstance(space, TextRows):
+        if not model.reads_text:
+            return []
+        return [
+            f"model.observation=text, and observations of {env_id} are numbers; set env.describe, "
+            f"or leave model.observation out"
+        ]
+    if not model.reads_text:
+        remedy = "set model.observation=text and model.critic=hidden_state"
+        if not model.has_language_model:
+            remedy = f"use llm_policy, and {remedy}"
+        return [
+            f"observations of {env_id} are text, and model {model.name} reads numbers; {remedy}"
+        ]
+    if space.has_own_actions and getattr(model, "action_scoring", None) == "head":
+        return [
+            f"actions of {env_id} are texts that change from step to step, and the number of one "
+            f"means nothing to a head; set model.action_scoring=tokens and model.finetune=lora"
+        ]
+    return []
 
 
 def _registry_problems(root: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,8 @@ EVALUATION_SEED_OFFSET = 1_000_000
 """Evaluations during training use other episodes than the final one, which picks nothing."""
 RETURN_WINDOW = 100
 """Episodes that the training return is averaged over, as in RLlib."""
+_LOW_ENTROPY, _LOW_FOR = 0.01, 5
+"""Share of the largest entropy, and the iterations in a row below it that are reported."""
 _PROGRESS_FILE = "training_progress.json"
 
 
@@ -63,6 +66,7 @@ class Trainer:
             self.algo.fleet.on_message = on_message
         self.progress = Progress()
         self._told_of_length = False
+        self._low_entropy_for = 0
         self._scaling = self._build_scaling()
 
     def _build_scaling(self) -> Scaling | None:
@@ -117,6 +121,7 @@ class Trainer:
             **self._worker_metrics(),
         }
         self._tell_failures()
+        self._tell_of_collapse(learned.get("entropy", math.inf))
         if self._scaling is not None:
             row |= self._scaling.rescale(row, self.algo.num_sampling_workers)
         return row
@@ -127,6 +132,22 @@ class Trainer:
             self._on_message(
                 f"{len(failures)} episode(s) failed in the environment and were dropped; "
                 f"the last: {failures[-1]}"
+            )
+
+    def _tell_of_collapse(self, entropy: float) -> None:
+        """Reports once that a policy has all but stopped to try other actions."""
+        spec = self.algo.learner_policy.action_spec
+        if not spec.is_categorical or self._low_entropy_for == _LOW_FOR:
+            return
+        largest = sum(math.log(size) for size in spec.sizes or (spec.size,))
+        is_low = entropy < _LOW_ENTROPY * largest
+        self._low_entropy_for = self._low_entropy_for + 1 if is_low else 0
+        if self._low_entropy_for == _LOW_FOR:
+            self._on_message(
+                f"the policy's entropy has been below {_LOW_ENTROPY:.0%} of the largest for "
+                f"{_LOW_FOR} iterations, so it tries almost no other actions; the best policy so "
+                f"far is kept: if its return is too low, start a run with a larger "
+                f"algorithm.entropy_coeff or smaller steps (algorithm.actor_lr; TRPO's is max_kl)"
             )
 
     def _worker_metrics(self) -> dict[str, float]:

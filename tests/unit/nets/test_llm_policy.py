@@ -16,9 +16,10 @@ from custom_models.configs import LLMPolicyConfig
 from custom_models.heads import distribution
 from custom_models.history import History, RunningHistory
 from custom_models.language_model import load_tokenizer
-from custom_models.llm_policy import LLMActor, build_writer
+from custom_models.llm_policy import LLMActor
 from custom_models.observation_text import PADDING
 from custom_models.spaces import ActionSpec
+from custom_models.text_prompts import build_writer
 from rl_service.algorithms.optimizer import FlatParameters
 from rl_service.algorithms.trpo import fisher_product
 from tests.support.base_models import gpt2_tokenizer_folder
@@ -26,7 +27,10 @@ from tests.support.base_models import gpt2_tokenizer_folder
 OBS_SIZE = 4
 DISCRETE = ActionSpec.from_space(gym.spaces.Discrete(3))
 BOX = ActionSpec.from_space(gym.spaces.Box(-2.0, 2.0, (2,)))
-SPECS = pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "box"])
+CHOICES = ActionSpec.from_space(gym.spaces.MultiDiscrete([3, 11]))
+SPECS = pytest.mark.parametrize(
+    "spec", [DISCRETE, BOX, CHOICES], ids=["discrete", "box", "choices"]
+)
 
 
 def small_config(**changes: Any) -> LLMPolicyConfig:
@@ -44,6 +48,8 @@ def random_history(spec: ActionSpec, context_length: int, batch: int = 6) -> His
     earlier = context_length - 1
     if spec.kind == "discrete":
         actions: Any = rng.integers(0, spec.size, (batch, earlier))
+    elif spec.kind == "multi_discrete":
+        actions = rng.integers(0, spec.sizes, (batch, earlier, spec.size))
     else:
         actions = rng.normal(size=(batch, earlier, spec.size)).astype(np.float32)
     return History(
@@ -104,7 +110,7 @@ def test_no_prompt_is_longer_than_the_budget(spec: ActionSpec, context_length: i
     history = random_history(spec, context_length)
     longest = history._replace(
         obs=np.full_like(history.obs, -10.0),
-        actions=np.full_like(history.actions, -10.0 if spec.kind == "box" else 2),
+        actions=np.full_like(history.actions, 2 if spec is DISCRETE else -10),
         num_steps=np.full_like(history.num_steps, context_length - 1),
     )
     assert writer.prompts(history).shape[1] <= writer.max_tokens
@@ -306,6 +312,13 @@ def test_names_for_another_number_of_actions_are_refused() -> None:
         build_actor(action_names=("a", "b"))
     with pytest.raises(ValueError, match="2 names for 2 box actions"):
         build_actor(BOX, action_names=("a", "b"))
+
+
+def test_choices_that_cannot_be_written_are_refused() -> None:
+    many = ActionSpec.from_space(gym.spaces.MultiDiscrete([3, 12]))
+    assert build_actor(many).decide(random_history(many, 1)).shape == (6, 15)
+    with pytest.raises(ValueError, match=r"numbers up to 10, and .* 12 choices; use model\.contex"):
+        build_actor(many, context_length=2)
 
 
 def test_numbers_that_are_none_are_refused() -> None:
