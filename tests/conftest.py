@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,8 +30,8 @@ from custom_models.spaces import ActionSpec
 from rl_service.cli.app import main
 from rl_service.config.settings import EnvSettings
 from rl_service.policies import write_bundle
+from rl_service.rollout.envs import make_env, raw_observation_space
 from rl_service.rollout.filters import ObservationNormalizer
-from tests.support.environments import env_spaces
 
 if TYPE_CHECKING:
     from rl_service.algorithms.base import OnPolicyAlgorithm
@@ -139,8 +140,9 @@ def write_untrained_bundle(
         That net.
     """
     env = EnvSettings(id=env_id, max_episode_steps=max_episode_steps, hide=hide)
-    observation_space, action_space = env_spaces(env)
-    size = observation_space.shape[0]
+    with closing(make_env(env)) as made:
+        size, action_space = made.observation_space.shape[0], made.action_space  # type: ignore[index]
+        observation_space = raw_observation_space(made)
     torch.manual_seed(seed)
     spec = ActionSpec.from_space(action_space)
     net = build_actor_critic(model or MLPConfig(), size, spec)

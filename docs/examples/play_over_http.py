@@ -10,8 +10,8 @@ import os
 import sys
 from typing import Any
 
-from rl_service.config.settings import EnvSettings
-from rl_service.rollout.envs import make_env
+import gymnasium as gym
+
 from rl_service.serving.client import PolicyClient, Session
 
 
@@ -19,8 +19,7 @@ def play(url: str, policy: str, num_episodes: int = 3, seed: int = 123) -> list[
     """Returns of episodes from seed, seed + 1, …: the same as `rl-service evaluate` shows."""
     with PolicyClient(url, token=os.environ.get("TOKEN")) as client:
         served = {each["policy"]: each for each in client.policies()}[policy]
-        limit = served["max_episode_steps"]
-        env = make_env(EnvSettings(id=served["env"], max_episode_steps=limit))
+        env = gym.make(served["env"], max_episode_steps=served["max_episode_steps"])
         returns = []
         for episode in range(num_episodes):
             with client.session(policy) as session:
@@ -29,10 +28,11 @@ def play(url: str, policy: str, num_episodes: int = 3, seed: int = 123) -> list[
 
 
 def _episode(session: Session, env: Any, seed: int) -> float:
-    obs, _ = env.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     total, ended = 0.0, False
     while not ended:
-        obs, reward, terminated, truncated, _ = env.step(session.act(obs).action)
+        action = session.act(obs, action_mask=info.get("action_mask")).action
+        obs, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
         ended = terminated or truncated
     return total

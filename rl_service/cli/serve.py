@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,6 +131,6 @@ def _show(server: Server, examples: dict[str, Any], needs_token: bool, log_folde
     token = ' -H "Authorization: Bearer $TOKEN"' if needs_token else ""
     typer.echo(
         f"try: curl -s {server.url}/v1/policies/{name}/act -H 'Content-Type: application/json'"
-        f"{token} -d '{json.dumps({'observation': observation})}'"
+        f"{token} -d {shlex.quote(json.dumps({'observation': observation}))}"
     )
     typer.echo("Ctrl-C stops it")

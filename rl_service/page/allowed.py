@@ -21,15 +21,23 @@ def check_env_is_allowed(env: EnvSettings, allow_modules: Sequence[str]) -> None
         allow_modules: modules that the operator trusts, with their submodules.
 
     Raises:
-        EnvError: if it is neither in gymnasium's registry nor in one of these modules, or if its
-            arguments hold text, which may be a path or a module.
+        EnvError: if it is neither in gymnasium's registry nor in one of these modules, if its
+            arguments hold text, which may be a path or a module, or if what describes its
+            observations is in no such module.
     """
     env_id, _ = resolve_env_id(env.id)
     module, colon, _ = env_id.partition(":")
     if not colon:
         entry_point = getattr(gym.registry.get(env_id), "entry_point", None)
         module = entry_point.partition(":")[0] if isinstance(entry_point, str) else ""
-    if any(f"{module}.".startswith(f"{each}.") for each in allow_modules):
+    describer, has_describer, _ = (env.describe or "").partition(":")
+    if has_describer and not _is_in(describer, allow_modules):
+        raise EnvError(
+            f"environment {env_id} is not played: env.describe would import the module "
+            f"{describer}, which a policy may not choose; if you trust that module, allow it with "
+            f"--allow-module {describer}"
+        )
+    if _is_in(module, allow_modules):
         return
     if colon:
         raise EnvError(
@@ -47,6 +55,10 @@ def check_env_is_allowed(env: EnvSettings, allow_modules: Sequence[str]) -> None
             f"environment {env_id} is not played: env.kwargs holds text, which may name a file or "
             f"a module; if you trust the policy, allow it with --allow-module {module}"
         )
+
+
+def _is_in(module: str, allow_modules: Sequence[str]) -> bool:
+    return any(f"{module}.".startswith(f"{each}.") for each in allow_modules)
 
 
 def _holds_text(value: Any) -> bool:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,15 +17,17 @@ from PIL import Image
 
 from custom_models.history import RunningHistory
 from custom_models.kinds import allow_module
-from custom_models.spaces import ActionSpec, FloatArray
+from custom_models.spaces import FloatArray
 from rl_service.common.errors import BundleError, EnvError, ObservationError
 from rl_service.config.settings import EnvSettings
 from rl_service.page.allowed import check_env_is_allowed
 from rl_service.page.child import PlayError
+from rl_service.page.controls import controls_of
 from rl_service.policies.bundle import BundledPolicy, load_bundle
 from rl_service.policies.runner import Actions, CriticRunner, critic_of
 from rl_service.rollout.env_failures import exception_text, failure_text, not_finite
 from rl_service.rollout.envs import make_env
+from rl_service.rollout.flat import ACTION_MASK
 from rl_service.training.evaluation import check_spaces, evaluate
 from rl_service.training.video import DEFAULT_FPS, draw, make_drawable_env
 
@@ -37,26 +39,6 @@ _MAX_VIDEO_STEPS = 1000
 
 Env = gym.Env[Any, Any]
 Reply = dict[str, Any]
-
-
-class Controls(NamedTuple):
-    """Discrete actions by name, and the keys that choose them."""
-
-    actions: list[str]
-    keys: dict[str, int]
-
-
-_LEFT, _UP, _RIGHT = "ArrowLeft", "ArrowUp", "ArrowRight"
-_CONTROLS = {
-    "CartPoleEnv": Controls(["left", "right"], {_LEFT: 0, _RIGHT: 1}),
-    "MountainCarEnv": Controls(["left", "nothing", "right"], {_LEFT: 0, _RIGHT: 2}),
-    "AcrobotEnv": Controls(["torque -1", "torque 0", "torque 1"], {_LEFT: 0, _RIGHT: 2}),
-    # The left engine tilts the lander to the left and pushes it there.
-    "LunarLander": Controls(
-        ["nothing", "left engine", "main engine", "right engine"], {_LEFT: 1, _UP: 2, _RIGHT: 3}
-    ),
-}
-"""By the environment's class, so that ids with other wrappers or versions have them, too."""
 
 
 class PlayedEpisode:
@@ -85,6 +67,8 @@ class PlayedEpisode:
         """Of the actor, and of the critic if there is one."""
         self._seed = self._step = 0
         self._obs: FloatArray = np.zeros(0, np.float32)
+        self._mask: npt.NDArray[np.bool_] | None = None
+        """(1, D) which actions the environment allows next; None: all."""
         self._next: Actions | None = None
         """What the policy would do now; None before the first reset and after the end."""
         self._action: Any = None
@@ -94,7 +78,7 @@ class PlayedEpisode:
     @property
     def description(self) -> Reply:
         """What does not change from step to step."""
-        controls = _controls(self._env, self._spec)
+        controls = controls_of(self._env, self._spec)
         return {
             "env": self._env_id,
             "actions": None if controls is None else controls.actions,
@@ -118,7 +102,8 @@ class PlayedEpisode:
         for history in self._histories:
             history.forget([0])
         try:
-            obs, _ = self._env.reset(seed=self._seed)
+            obs, info = self._env.reset(seed=self._seed)
+            self._note_mask(info)
         except Exception as error:  # an environment may raise anything
             raise self._failure(exception_text(error)) from error
         self._see(obs)
@@ -141,17 +126,19 @@ class PlayedEpisode:
         else:
             env_actions = self._read_action(action)
             actions = self._spec.from_env(env_actions)
+            if not self._is_allowed(actions):
+                raise PlayError.invalid("the environment does not allow this action now")
         for history in self._histories:
             history.acted(actions)
         self._step += 1
         try:
-            obs, reward, terminated, truncated, _ = self._env.step(env_actions[0])
-            self._reward = float(reward)
+            obs, reward, terminated, truncated, info = self._env.step(env_actions[0])
+            self._reward, self._has_ended = float(reward), bool(terminated or truncated)
+            self._note_mask({} if self._has_ended else info)
         except Exception as error:  # an environment may raise anything
             raise self._failure(exception_text(error)) from error
         self._action = _plain(env_actions)
         self._episode_return += self._reward
-        self._has_ended = bool(terminated or truncated)
         self._see(obs)
         return self._state()
 
@@ -170,6 +157,15 @@ class PlayedEpisode:
             for history in self._histories:
                 history.observed(self._obs[None])
         return reply
+
+    def _note_mask(self, info: dict[str, Any]) -> None:
+        mask = info.get(ACTION_MASK)
+        self._mask = None if mask is None else self._spec.read_mask(mask)[None]
+
+    def _is_allowed(self, actions: npt.NDArray[Any]) -> bool:
+        if self._mask is None:
+            return True
+        return bool(self._mask[0, actions.reshape(-1) + self._spec.first_logits].all())
 
     def _see(self, obs: Any) -> None:
         self._obs = np.array(obs, np.float32)
@@ -198,7 +194,7 @@ class PlayedEpisode:
         """What the policy does at an observation (O,), and that as JSON."""
         seen, *critic_seen = (history.observed(obs[None]) for history in self._histories)
         raw = obs.reshape(1, *self._policy.observation_shape)
-        chosen = self._policy.act(raw, deterministic=True, history=seen)
+        chosen = self._policy.act(raw, deterministic=True, history=seen, mask=self._mask)
         outputs = chosen.dist_inputs[0].astype(np.float64)  # (num_dist_inputs,)
         if not np.isfinite(outputs).all():
             raise ObservationError("the policy has no finite answer to this observation")
@@ -211,9 +207,10 @@ class PlayedEpisode:
             "value": None,
             "prompt": None if prompts is None else prompts[0],
         }
-        if self._spec.kind == "discrete":
-            weights = np.exp(outputs - outputs.max())
-            reply["probabilities"] = (weights / weights.sum()).tolist()
+        if self._spec.is_categorical:
+            choices = np.split(outputs, self._spec.first_logits[1:])
+            weights = [np.exp(logits - logits.max()) for logits in choices]
+            reply["probabilities"] = np.concatenate([w / w.sum() for w in weights]).tolist()
         else:
             mean, log_std = np.split(outputs, 2)
             reply |= {"mean": mean.tolist(), "std": np.exp(log_std).tolist()}
@@ -233,15 +230,20 @@ class PlayedEpisode:
                     f"policy would do"
                 )
             return np.array([given])
-        action = _read_numbers(given, spec.size, "action").astype(spec.dtype)
-        if (action < np.array(spec.low, spec.dtype)).any() or (
-            action > np.array(spec.high, spec.dtype)
-        ).any():
+        numbers = _read_numbers(given, spec.size, "action")
+        if spec.kind == "multi_discrete":
+            low, high = np.array(spec.low), np.add(spec.low, spec.sizes) - 1
+            fits = (numbers >= low) & (numbers <= high) & (numbers == np.floor(numbers))
+        else:
+            low, high = np.array([spec.low, spec.high], spec.dtype)
+            rounded = numbers.astype(spec.dtype)
+            fits = (rounded >= low) & (rounded <= high)
+        if not fits.all():
             raise PlayError.invalid(
-                f"action is outside of the environment's bounds, from {list(spec.low)} to "
-                f"{list(spec.high)}"
+                f"action is outside of the environment's bounds, from {low.tolist()} to "
+                f"{high.tolist()}"
             )
-        return action.reshape(1, *spec.shape)
+        return numbers.astype(spec.dtype).reshape(1, *spec.shape)
 
 
 def record_episode(
@@ -279,7 +281,7 @@ def _check_can_be_shown(policy: BundledPolicy, settings: EnvSettings) -> None:
                 f"environment {settings.id} is not played: it has no render mode rgb_array, so "
                 f"there is nothing to show"
             )
-    size = max(policy.spec.observation_space.size, policy.action_spec.num_dist_inputs)
+    size = max(policy.spec.observed_space.size, policy.action_spec.num_dist_inputs)
     if size > _MAX_NUMBERS:
         raise EnvError(
             f"environment {settings.id} is not played: it has observations or actions of {size:,} "
@@ -294,20 +296,9 @@ def _critic(bundle: Path) -> CriticRunner | None:
         return None
 
 
-def _controls(env: Env, spec: ActionSpec) -> Controls | None:
-    """None for continuous actions."""
-    if spec.kind != "discrete":
-        return None
-    known = _CONTROLS.get(type(env.unwrapped).__name__)
-    if known is not None and (spec.start, spec.size) == (0, len(known.actions)):
-        return known
-    numbers = range(spec.start, spec.start + spec.size)
-    return Controls([str(n) for n in numbers], {str(n): n for n in numbers if 0 <= n <= 9})
-
-
 def _plain(env_actions: npt.NDArray[Any]) -> int | list[float]:
     """The one action of a batch: an integer, or a flat list."""
-    if env_actions.dtype.kind in "iu":
+    if env_actions.ndim == 1 and env_actions.dtype.kind in "iu":
         return int(env_actions[0])
     numbers: list[float] = env_actions[0].reshape(-1).tolist()
     return numbers

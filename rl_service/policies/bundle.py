@@ -35,18 +35,18 @@ from rl_service.policies.bundle_files import (
     read_errors,
 )
 from rl_service.policies.card import model_card
+from rl_service.policies.observing import ObservationReader
 from rl_service.policies.parity import PARITY_TOLERANCE, parity_error, record_parity
 from rl_service.policies.runner import PolicyRunner
+from rl_service.policies.spaces import observed_part, space_spec
 from rl_service.policies.spec import (
     BaseModelSpec,
-    BoxSpec,
     Facts,
     FilterSpec,
     PolicySpec,
     action_mapping,
     first_problem,
     read_spec,
-    space_spec,
 )
 from rl_service.rollout.filters import ObservationNormalizer
 
@@ -63,19 +63,23 @@ class BundledPolicy(PolicyRunner):
         filter_spec = spec.observation_filter
         super().__init__(
             actor,
-            spec.observation_space.shape,
+            spec.observed_space.row_shape,
             spec.action_spec,
             None if filter_spec is None else filter_spec.to_normalizer(),
             spec.env.hide,
         )
         self.spec = spec
+        self.reader = ObservationReader(
+            spec.observation_space, self.action_spec, uses_masks=spec.env.action_masks
+        )
+        """Makes rows and masks of what the environment gives."""
 
 
 def write_bundle(
     path: Path,
     *,
     net: ActorCritic,
-    spaces: tuple[gym.spaces.Box, gym.Space[Any]],
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
     env: EnvSettings,
     normalizer: ObservationNormalizer | None,
     value_scale: tuple[float, float],
@@ -87,7 +91,8 @@ def write_bundle(
     Args:
         path: Folder of the bundle.
         net: Actor and critic; both are saved, the actor alone acts.
-        spaces: Of the raw observation, before the filter, and of the environment's actions.
+        spaces: Of the environment's observations, before any is flattened or filtered, and of its
+            actions.
         env: The environment that it was trained in.
         normalizer: The observation filter's statistics; None stands for no filter.
         value_scale: Mean and deviation, above 0, of the value targets that the critic's output is
@@ -99,15 +104,15 @@ def write_bundle(
         BundleError: if a weight or a statistic is not finite.
         OutputError: if the folder cannot be written; an earlier bundle there stays whole.
     """
-    observation_space, action_space = spaces
     weights = safetensors.torch.save(_whole_weights(net))
     model, base_model = _named_base_model(net.whole_config)
-    runner = PolicyRunner(net.actor, observation_space.shape, net.action_spec, normalizer, env.hide)
-    actions = space_spec(action_space)
     try:
+        observations, actions = map(space_spec, spaces)
+        observed = observed_part(observations)
+        runner = PolicyRunner(net.actor, observed.row_shape, net.action_spec, normalizer, env.hide)
         spec = PolicySpec(
             env=env,
-            observation_space=BoxSpec.from_space(observation_space),
+            observation_space=observations,
             action_space=actions,
             action_mapping=action_mapping(actions),
             model=model,
@@ -117,7 +122,7 @@ def write_bundle(
             value_mean=value_scale[0],
             value_std=value_scale[1],
             weights_sha256=hashlib.sha256(weights).hexdigest(),
-            parity=record_parity(runner, observation_space),
+            parity=record_parity(runner, observed),
             evaluation=evaluation,
             provenance=provenance,
         )
@@ -180,7 +185,7 @@ def read_critic(path: Path) -> tuple[Critic, PolicySpec]:
     own = {k.removeprefix(_CRITIC): v for k, v in weights.items() if k.startswith(_CRITIC)}
     try:
         with torch.device("meta"):  # as for the actor: shapes before memory
-            sizes = spec.observation_space.size, spec.action_spec
+            sizes = spec.observed_space.size, spec.action_spec
             critic = _net(spec.model).build_critic(spec.model, *sizes, 0)
     except (RuntimeError, ValueError, OSError) as error:
         raise BundleError(f"{path} describes a critic that cannot be built") from error
@@ -251,7 +256,7 @@ def _fit_actor(
     path: Path, weights: dict[str, Tensor], spec: PolicySpec, model: ModelConfig
 ) -> Actor:
     """An actor of the described size with the given weights, both compared before any use."""
-    sizes = spec.observation_space.size, spec.action_spec
+    sizes = spec.observed_space.size, spec.action_spec
     outline, expected = _outline(path, spec, model)
     _check_layout(path, _ACTOR, expected, weights)
     if model.has_language_model:
@@ -279,7 +284,7 @@ def _check_layout(
 
 def _outline(path: Path, spec: PolicySpec, model: ModelConfig) -> tuple[Actor, dict[str, Tensor]]:
     """The described actor and the weights of its own: shapes without memory."""
-    sizes = spec.observation_space.size, spec.action_spec
+    sizes = spec.observed_space.size, spec.action_spec
     try:
         problems = model.prompt_problems(*sizes)
         light = model.without_base_weights()

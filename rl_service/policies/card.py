@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
+from rl_service.policies.simple_spaces import BoxSpec
+from rl_service.policies.spec import PolicySpec
+
+_USE = {
+    True: ["env_action = policy.act(observation[None], deterministic=True).env_actions[0]"],
+    False: [
+        "row, mask = policy.reader.read(observation)  # and info['action_mask'], if there is one",
+        "mask = None if mask is None else mask[None]",
+        "env_action = policy.act(row[None], deterministic=True, mask=mask).env_actions[0]",
+    ],
+}
+"""Lines of code, by whether an observation is an array of numbers."""
 
 
 def model_card(spec: PolicySpec) -> str:
@@ -22,13 +33,13 @@ def model_card(spec: PolicySpec) -> str:
             "from rl_service.policies import load_bundle",
             "",
             'policy = load_bundle("this folder")',
-            "env_action = policy.act(observation[None], deterministic=True).env_actions[0]",
+            *_USE[isinstance(spec.observation_space, BoxSpec)],
             "```",
             "or `rl-service evaluate <this folder>`. Loading needs torch, not Ray.",
             "",
             "## Inputs and outputs",
-            f"- observation: {_space_text(spec.observation_space)}",
-            f"- action: {_space_text(spec.action_space)}",
+            f"- observation: {spec.observation_space.words}",
+            f"- action: {spec.action_space.words}",
             f"- observation filter: {'mean/std' if spec.observation_filter else 'none'}",
             f"- time limit: {spec.env.max_episode_steps or 'the environment’s own'} steps",
             "",
@@ -55,18 +66,6 @@ def _actor_text(spec: PolicySpec) -> str:
         sha256 = spec.base_model.sha256[:12]
         text += f"; its base model {spec.base_model.name} (sha256 {sha256}…) is not in this folder"
     return text
-
-
-def _space_text(space: BoxSpec | DiscreteSpec) -> str:
-    if isinstance(space, DiscreteSpec):
-        return f"one of {space.n} integers from {space.start}"
-    bounds = set(zip(space.low, space.high, strict=True))
-    within = f" within {_bounds_text(*bounds.pop())}" if len(bounds) == 1 else ""
-    return f"{space.dtype} numbers of shape {space.shape}{within}"
-
-
-def _bounds_text(low: float | None, high: float | None) -> str:
-    return f"[{'-∞' if low is None else low}, {'∞' if high is None else high}]"
 
 
 def _table(title: str, rows: Mapping[str, object]) -> list[str]:

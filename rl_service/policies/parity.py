@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,25 +13,23 @@ import numpy.typing as npt
 from custom_models.history import History
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.policies.runner import PolicyRunner
+from rl_service.policies.spaces import Space
 from rl_service.policies.spec import HistorySpec, ParitySpec
-
-if TYPE_CHECKING:  # a policy that acts needs no environments
-    import gymnasium as gym
 
 PARITY_TOLERANCE = 1e-5
 _MOST_SAMPLES, _MOST_NUMBERS = 8, 80_000
 
 
-def record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
+def record_parity(runner: PolicyRunner, space: Space) -> ParitySpec:
     """Raw observations near those that the policy has seen, and what its actor answers.
 
     The answers are those of the actor on the CPU in float32, as a bundle is loaded.
 
     Args:
         runner: the policy.
-        space: of one raw observation.
+        space: what it reads.
     """
-    size, earlier = int(np.prod(space.shape)), runner.actor.context_length - 1
+    size, earlier = space.size, runner.actor.context_length - 1
     rng = np.random.default_rng(0)
     count = max(1, min(_MOST_SAMPLES, _MOST_NUMBERS // ((earlier + 1) * size)))
     obs = _samples(runner, space, count * (earlier + 1), rng)
@@ -42,7 +40,7 @@ def record_parity(runner: PolicyRunner, space: gym.spaces.Box) -> ParitySpec:
         history = History(obs, _actions(runner.action_spec, count, earlier, rng), num_steps)
     with _as_loaded(runner) as loaded:
         answers = loaded.act(
-            obs[:, -1].reshape(-1, *space.shape), deterministic=True, history=history
+            obs[:, -1].reshape(-1, *space.row_shape), deterministic=True, history=history
         ).dist_inputs
     return ParitySpec(
         observations=_rows(obs[:, -1]),
@@ -67,17 +65,14 @@ def parity_error(policy: PolicyRunner, parity: ParitySpec) -> float:
 
 
 def _samples(
-    runner: PolicyRunner, space: gym.spaces.Box, count: int, rng: np.random.Generator
+    runner: PolicyRunner, space: Space, count: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Raw observations (count, *shape)."""
-    if runner.normalizer is None:
-        space = copy.deepcopy(space)  # seeding must not touch the caller's
-        space.seed(0)
-        # Bounds may be as wide as float32 itself (CartPole-v1); no observation is.
-        samples = np.stack([space.sample() for _ in range(count)]).clip(-10.0, 10.0)
-    else:
-        noise = rng.standard_normal((count, int(np.prod(space.shape))))
-        samples = runner.normalizer.mean + runner.normalizer.std * noise
+    """Raw and flattened observations (count, O)."""
+    samples = np.stack([space.sample(rng) for _ in range(count)])
+    if runner.normalizer is not None:
+        noise = rng.standard_normal(samples.shape)
+        seen = runner.normalizer.mean + runner.normalizer.std * noise
+        samples = np.where(space.is_number, seen, samples)
     return samples.astype(np.float32)
 
 
@@ -87,6 +82,8 @@ def _actions(
     """Actions (N, K-1) or (N, K-1, A) in the policy's units."""
     if spec.kind == "discrete":
         return rng.integers(spec.size, size=(count, earlier))
+    if spec.kind == "multi_discrete":
+        return rng.integers(spec.sizes, size=(count, earlier, spec.size))
     return rng.standard_normal((count, earlier, spec.size)).astype(np.float32)
 
 
@@ -123,10 +120,8 @@ def _read_history(policy: PolicyRunner, parity: ParitySpec) -> History:
     num_rows, _, size = current.shape
     earlier = np.array(parity.history.observations, np.float32).reshape(num_rows, -1, size)
     actions = np.array(parity.history.actions)
-    if policy.action_spec.kind == "discrete":
-        actions = actions.astype(np.int64)
-    else:
-        actions = actions.astype(np.float32).reshape(num_rows, -1, policy.action_spec.size)
+    spec = policy.action_spec
+    actions = actions.astype(spec.row_dtype).reshape(num_rows, earlier.shape[1], *spec.row_shape)
     num_steps = np.array(parity.history.num_steps, np.int64)
     return History(np.concatenate([earlier, current], axis=1), actions, num_steps)
 

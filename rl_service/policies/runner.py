@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from custom_models.heads import MASKED, distribution
+from custom_models.heads import IS_MASKED, MASKED, distribution
 from custom_models.history import History
 from custom_models.interfaces import Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray
+from custom_models.text import one_line
 from rl_service.common.errors import BundleError, ObservationError
 from rl_service.rollout.filters import ObservationNormalizer, hide
 
@@ -79,13 +81,16 @@ class PolicyRunner:
                 it. None: all are.
 
         Raises:
-            ObservationError: if the shape differs, the batch is empty, or a number is not finite.
+            ObservationError: if the shape differs, the batch is empty, a number is not finite, no
+                action is allowed, or a text has no room in the prompt.
         """
         seen = self.reads(observations, history)
         with torch.no_grad():
-            dist_inputs = self.actor.decide(seen).cpu()  # (B, num_dist_inputs)
-            if mask is not None:
-                dist_inputs.masked_fill_(~torch.from_numpy(mask), MASKED)
+            try:
+                decided = self.actor.decide(seen).cpu()  # (B, num_dist_inputs)
+            except ValueError as error:  # such as a prompt that is too long
+                raise ObservationError(f"the policy cannot act: {one_line(error)}") from error
+            dist_inputs = self._allowed(decided, mask)
             dist = distribution(self.action_spec, dist_inputs)
             actions = dist.mode() if deterministic else dist.sample(generator)
             log_prob = dist.log_prob(actions)  # (B,)
@@ -95,6 +100,28 @@ class PolicyRunner:
             log_prob=log_prob.numpy(),
             dist_inputs=dist_inputs.numpy(),
         )
+
+    def _allowed(self, dist_inputs: Tensor, mask: npt.NDArray[np.bool_] | None) -> Tensor:
+        """What an actor gave (B, D), masked where an action is not allowed.
+
+        An actor may have masked some itself: a text need not offer as many actions as there can be.
+        """
+        spec = self.action_spec
+        if mask is not None:
+            if not spec.is_categorical or mask.shape != dist_inputs.shape:
+                expected = tuple(dist_inputs.shape) if spec.is_categorical else "none"
+                raise ObservationError(
+                    f"the action mask has shape {mask.shape}; the actions of this policy need "
+                    f"{expected}"
+                )
+            dist_inputs = dist_inputs.masked_fill(~torch.from_numpy(mask), MASKED)
+        if spec.is_categorical:
+            masked = dist_inputs.numpy() <= IS_MASKED
+            if np.logical_and.reduceat(masked, spec.first_logits, axis=1).any():
+                raise ObservationError(
+                    "no action is allowed at an observation; allow at least one of each choice"
+                )
+        return dist_inputs
 
     def reads(self, observations: npt.ArrayLike, history: History | None = None) -> History:
         """What the actor reads: hidden entries are zero, and numbers are normalised.

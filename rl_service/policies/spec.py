@@ -1,20 +1,19 @@
 """The schema of `policy.json`: strict, so that a foreign or edited file is refused, not guessed at.
 
-Every field is bounded, and so is what the file takes to read: it may be a stranger's. JSON has no
-infinity: a bound that is None stands for none.
+Every field is bounded, and so is what the file takes to read: it may be a stranger's.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, FailFast, Field, ValidationError, model_validator
 
 from custom_models.configs import StrangersModelField
-from custom_models.kinds import UNKNOWN_KIND, Group, PositiveInt
+from custom_models.kinds import UNKNOWN_KIND, Group
 from custom_models.model_config import ContextLength, ModelConfig, ModelName
 from custom_models.spaces import ActionSpec
 from custom_models.text import brief
@@ -29,12 +28,11 @@ from rl_service.policies.bundle_files import (
     open_file,
     read_errors,
 )
+from rl_service.policies.simple_spaces import BoxSpec
+from rl_service.policies.spaces import ActionSpace, Space, observed_part
 from rl_service.rollout.filters import ObservationNormalizer
 
-if TYPE_CHECKING:  # a policy that acts needs no environments
-    import gymnasium as gym
-
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 _MAX_WEIGHTS_BYTES = 9 * 2**30
 """A base model of up to 8 GiB, and what is beside it."""
 _WEIGHTS_HEADER_BYTES = 2**20
@@ -44,9 +42,7 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 Float32 = Annotated[float, Field(ge=-_LARGEST_FLOAT32, le=_LARGEST_FLOAT32)]
 PositiveFloat32 = Annotated[float, Field(ge=1e-30, le=_LARGEST_FLOAT32)]
-Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=8)]
 Row = Annotated[tuple[Float32, ...], FailFast()]
-Bounds = Annotated[tuple[float | None, ...], FailFast()]
 Rows = Annotated[tuple[Row, ...], Field(max_length=_MAX_PARITY_ROWS)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Fact = float | Int64 | bool | Annotated[str, Field(max_length=1000)] | None
@@ -60,66 +56,6 @@ class Header(BaseModel):
 
     format: Literal["rl-service-policy"]
     format_version: Annotated[int, Field(ge=1, lt=10**6)]
-
-
-class BoxSpec(Group):
-    """A `gymnasium.spaces.Box`, its bounds flattened."""
-
-    type: Literal["Box"] = "Box"
-    shape: Shape
-    low: Bounds
-    high: Bounds
-    dtype: Literal["float32", "float64"] = "float32"
-
-    @classmethod
-    def from_space(cls, space: gym.spaces.Box) -> BoxSpec:
-        return cls.model_validate(
-            {
-                "shape": space.shape,
-                "low": [_bound(value) for value in space.low.reshape(-1).tolist()],
-                "high": [_bound(value) for value in space.high.reshape(-1).tolist()],
-                "dtype": str(space.dtype),
-            }
-        )
-
-    def to_action_spec(self) -> ActionSpec:
-        bounds = (
-            [-math.inf if bound is None else bound for bound in self.low],
-            [math.inf if bound is None else bound for bound in self.high],
-        )
-        low, high = (tuple(np.array(each, self.dtype).tolist()) for each in bounds)
-        return ActionSpec("box", self.size, 0, self.shape, low, high, self.dtype)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> BoxSpec:
-        if not len(self.low) == len(self.high) == self.size:
-            raise ValueError(f"shape {self.shape} needs {self.size} lower and upper bounds")
-        largest = float(np.finfo(self.dtype).max)
-        for low, high in zip(self.low, self.high, strict=True):
-            if max(abs(low or 0.0), abs(high or 0.0)) > largest:
-                raise ValueError(f"{self.dtype} has no such bound as {low} or {high}")
-            if low is not None and high is not None and low > high:
-                raise ValueError(f"lower bound {low} is above upper bound {high}")
-        return self
-
-
-class DiscreteSpec(Group):
-    """A `gymnasium.spaces.Discrete`."""
-
-    type: Literal["Discrete"] = "Discrete"
-    n: Annotated[int, Field(gt=0, le=2**20)]
-    start: Annotated[int, Field(ge=-(2**53), le=2**53)] = 0
-
-    @classmethod
-    def from_space(cls, space: gym.spaces.Discrete[Any]) -> DiscreteSpec:
-        return cls(n=int(space.n), start=int(space.start))
-
-    def to_action_spec(self) -> ActionSpec:
-        return ActionSpec("discrete", self.n, start=self.start)
 
 
 class FilterSpec(Group):
@@ -178,10 +114,11 @@ class PolicySpec(Group):
     """All that `policy.json` says."""
 
     format: Literal["rl-service-policy"] = FORMAT
-    format_version: Literal[1, 2] = FORMAT_VERSION
+    format_version: Literal[1, 2, 3] = FORMAT_VERSION
     env: EnvSettings
-    observation_space: BoxSpec
-    action_space: Annotated[BoxSpec | DiscreteSpec, Field(discriminator="type")]
+    observation_space: Space
+    """The environment's own, its action mask included."""
+    action_space: ActionSpace
     action_mapping: Literal["offset", "clip_and_scale"]
     """From policy to env actions. `offset`: add `start`. `clip_and_scale`: -1 and 1 are the
     bounds; what lies outside is clipped (an unbounded dimension is passed on as it is)."""
@@ -200,19 +137,26 @@ class PolicySpec(Group):
     provenance: Facts
 
     @property
+    def observed_space(self) -> Space:
+        """What the policy reads: the observation without its action mask."""
+        return observed_part(self.observation_space)
+
+    @property
     def action_spec(self) -> ActionSpec:
         return self.action_space.to_action_spec()
 
     @property
     def max_weights_bytes(self) -> int:
         """Size of `policy.safetensors`, at most."""
-        sizes = self.observation_space.size, self.action_spec.num_dist_inputs
+        sizes = self.observed_space.size, self.action_spec.num_dist_inputs
         return _weights_bytes(self.model, *sizes)
 
     @model_validator(mode="after")
     def _check_agreement(self) -> PolicySpec:
         """Each part was read on its own; here they must fit each other."""
-        num_inputs, num_outputs = self.observation_space.size, self.action_spec.num_dist_inputs
+        num_inputs, num_outputs = self.observed_space.size, self.action_spec.num_dist_inputs
+        if num_inputs == 0:
+            raise ValueError("observation_space is nothing but an action mask")
         if not self.env.id.isprintable() or len(self.env.id) > 200:
             raise ValueError("env.id is no name of an environment")
         if self.max_weights_bytes > _MAX_WEIGHTS_BYTES:
@@ -239,16 +183,17 @@ class PolicySpec(Group):
             raise ValueError(f"parity.history does not fit a model that reads {earlier} steps back")
         if history is None:
             return
-        width = 1 if isinstance(self.action_space, DiscreteSpec) else self.action_space.size
+        actions = self.action_spec
+        width = math.prod(actions.row_shape)
         _check_rows("parity.history.observations", history.observations, earlier * num_inputs)
         _check_rows("parity.history.actions", history.actions, earlier * width)
         counts = {len(history.observations), len(history.actions), len(history.num_steps)}
         if counts != {len(self.parity.observations)} or max(history.num_steps) > earlier:
             raise ValueError("parity.history does not fit its observations")
-        if isinstance(self.action_space, DiscreteSpec):
-            largest = self.action_space.n - 1
-            taken = [action for row in history.actions for action in row]
-            if any(not (action.is_integer() and 0 <= action <= largest) for action in taken):
+        if actions.is_categorical:
+            taken = np.array(history.actions).reshape(-1, width)
+            sizes = np.array(actions.sizes or actions.size)
+            if not ((taken >= 0) & (taken < sizes) & (taken == np.floor(taken))).all():
                 raise ValueError("parity.history.actions holds no such action")
 
 
@@ -317,30 +262,9 @@ def first_problem(error: ValidationError) -> str:
     return brief(f"{where}: {problem['msg']}" if where else problem["msg"])
 
 
-def action_mapping(space: BoxSpec | DiscreteSpec) -> Literal["offset", "clip_and_scale"]:
+def action_mapping(space: Space) -> Literal["offset", "clip_and_scale"]:
     """How policy actions become env actions in a space."""
-    return "offset" if isinstance(space, DiscreteSpec) else "clip_and_scale"
-
-
-def space_spec(space: gym.Space[Any]) -> BoxSpec | DiscreteSpec:
-    """The description of an action space.
-
-    Raises:
-        TypeError: if it is neither Discrete nor a Box.
-    """
-    import gymnasium as gym
-
-    if isinstance(space, gym.spaces.Discrete):
-        return DiscreteSpec.from_space(space)
-    if isinstance(space, gym.spaces.Box):
-        return BoxSpec.from_space(space)
-    raise TypeError(
-        f"action space {space} is not supported; use Discrete, or a Box of float32 or float64"
-    )
-
-
-def _bound(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return "clip_and_scale" if isinstance(space, BoxSpec) else "offset"
 
 
 def _check_rows(name: str, rows: Any, width: int) -> None:

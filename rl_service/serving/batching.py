@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from custom_models.history import History
 from custom_models.spaces import FloatArray
+from rl_service.policies.observing import Mask
 from rl_service.policies.runner import Actions, PolicyRunner
 
 
@@ -19,6 +21,7 @@ class _Item(NamedTuple):
     obs: FloatArray
     deterministic: bool
     history: History | None
+    mask: Mask | None
     answer: asyncio.Future[Actions]
 
 
@@ -53,7 +56,12 @@ class Batcher:
         """When the last pass ended, by `time.monotonic`."""
 
     async def act(
-        self, obs: FloatArray, *, deterministic: bool, history: History | None
+        self,
+        obs: FloatArray,
+        *,
+        deterministic: bool,
+        history: History | None,
+        mask: Mask | None = None,
     ) -> Actions:
         """Actions for observations (B, *shape); arguments as of `PolicyRunner.act`.
 
@@ -61,7 +69,7 @@ class Batcher:
             ObservationError: as `PolicyRunner.act`.
         """
         loop = asyncio.get_running_loop()
-        item = _Item(obs, deterministic, history, loop.create_future())
+        item = _Item(obs, deterministic, history, mask, loop.create_future())
         self._waiting.append(item)
         if len(self._waiting) == 1 and self._worker is None:
             loop.call_soon(self._flush)
@@ -73,18 +81,12 @@ class Batcher:
         if sum(len(item.obs) for item in batch) > self._quick_rows:
             self._worker = asyncio.get_running_loop().create_task(self._work(batch))
             return
-        try:
-            _answer(batch, self._pass(batch))
-        except Exception as error:
-            _fail(batch, error)
+        _answer(batch, self._outcomes(batch))
         self._flush_later()
 
     async def _work(self, batch: list[_Item]) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            _answer(batch, await loop.run_in_executor(self._executor, self._pass, batch))
-        except Exception as error:
-            _fail(batch, error)
+        _answer(batch, await loop.run_in_executor(self._executor, self._outcomes, batch))
         self._worker = None
         self._flush_later()
 
@@ -107,17 +109,36 @@ class Batcher:
         self._waiting = left
         return batch
 
+    def _outcomes(self, batch: list[_Item]) -> list[Actions | Exception]:
+        """The answer to each item, or why there is none."""
+        try:
+            answers = self._pass(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            # What one client has sent must not fail the others.
+            return [outcome for item in batch for outcome in self._outcomes([item])]
+        ends = list(accumulate(len(item.obs) for item in batch))
+        parts = zip(*(np.split(array, ends[:-1]) for array in answers), strict=True)
+        return [Actions(*arrays) for arrays in parts]
+
     def _pass(self, batch: list[_Item]) -> Actions:
         deterministic = batch[0].deterministic
         if len(batch) == 1:
-            obs, history = batch[0].obs, batch[0].history
+            obs, history, mask = batch[0].obs, batch[0].history, batch[0].mask
         else:
-            obs, history = np.concatenate([item.obs for item in batch]), self._histories(batch)
+            obs = np.concatenate([item.obs for item in batch])
+            history, mask = self._histories(batch), self._masks(batch)
         parts = []
         for first in range(0, len(obs), self._max_rows):
             rows = slice(first, first + self._max_rows)
-            part = None if history is None else history.rows(rows)
-            parts.append(self._policy.act(obs[rows], deterministic=deterministic, history=part))
+            actions = self._policy.act(
+                obs[rows],
+                deterministic=deterministic,
+                history=None if history is None else history.rows(rows),
+                mask=None if mask is None else mask[rows],
+            )
+            parts.append(actions)
             self._on_batch(len(parts[-1].actions))
             self.last_pass_at = time.monotonic()
         if len(parts) == 1:
@@ -135,17 +156,21 @@ class Batcher:
         ]
         return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
 
+    def _masks(self, batch: list[_Item]) -> Mask | None:
+        """Those of all items; one that has none allows all actions."""
+        if all(item.mask is None for item in batch):
+            return None
+        size = self._policy.action_spec.num_dist_inputs
+        everything = (np.ones((len(item.obs), size), np.bool_) for item in batch)
+        pairs = zip(batch, everything, strict=True)
+        return np.concatenate([whole if item.mask is None else item.mask for item, whole in pairs])
 
-def _answer(batch: list[_Item], answers: Actions) -> None:
-    start = 0
-    for item in batch:
-        rows = slice(start, start + len(item.obs))
-        start += len(item.obs)
-        if not item.answer.done():  # its client may have gone
-            item.answer.set_result(Actions(*(array[rows] for array in answers)))
 
-
-def _fail(batch: list[_Item], error: Exception) -> None:
-    for item in batch:
-        if not item.answer.done():
-            item.answer.set_exception(error)
+def _answer(batch: list[_Item], outcomes: list[Actions | Exception]) -> None:
+    for item, outcome in zip(batch, outcomes, strict=True):
+        if item.answer.done():  # its client may have gone
+            continue
+        if isinstance(outcome, Exception):
+            item.answer.set_exception(outcome)
+        else:
+            item.answer.set_result(outcome)

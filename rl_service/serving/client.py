@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
-import numpy.typing as npt
 
 from rl_service.serving.replies import (
     Action,
@@ -81,8 +80,9 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
     def act(
         self,
         policy: str,
-        observation: npt.ArrayLike,
+        observation: Any,
         *,
+        action_mask: Any = None,
         deterministic: bool = True,
         history: Any = None,
         value: bool = False,
@@ -91,7 +91,9 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
 
         Args:
             policy: `name`, or `name:version`.
-            observation: as the environment gives it.
+            observation: as the environment gives it: numbers, arrays, texts, dictionaries, tuples;
+                a text may come as `{"text": ..., "admissible_actions": [...]}`.
+            action_mask: as the environment gives it in `info["action_mask"]`; None allows all.
             deterministic: the most likely action instead of a sample.
             history: `{"observations": ..., "actions": ...}`, lists or arrays: the steps before,
                 oldest first, the actions as `Action.policy_action` gave them.
@@ -101,20 +103,24 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
             PolicyServiceError: if the service refuses it or does not answer in time, or if a number
                 is not finite.
         """
-        request = _act(policy, "observation", observation, deterministic, history, value)
+        body = {"observation": observation, "action_mask": _flat(action_mask)}
+        request = _act(policy, body, deterministic, history, value)
         return self._send(request, read_action)  # type: ignore[no-any-return]
 
     def act_batch(
         self,
         policy: str,
-        observations: npt.ArrayLike,
+        observations: Any,
         *,
+        action_masks: Any = None,
         deterministic: bool = True,
         history: Any = None,
         value: bool = False,
     ) -> BatchT:
-        """Actions at B observations; `history` is a list, one for each."""
-        request = _act(policy, "observations", observations, deterministic, history, value)
+        """Actions at B observations; `action_masks` and `history` are lists, one for each."""
+        masks = None if action_masks is None else [_flat(mask) for mask in action_masks]
+        body = {"observations": observations, "action_mask": masks}
+        request = _act(policy, body, deterministic, history, value)
         return self._send(request, read_action_batch)  # type: ignore[no-any-return]
 
 
@@ -130,13 +136,16 @@ class _Session(Generic[ActionT]):
 
     def act(
         self,
-        observation: npt.ArrayLike,
+        observation: Any,
         *,
+        action_mask: Any = None,
         reward: float | None = None,
         deterministic: bool = True,
     ) -> ActionT:
         """The action at the next step; `reward` is that of the step before."""
-        body = {"observation": np.asarray(observation).tolist(), "deterministic": deterministic}
+        body = {"observation": observation, "deterministic": deterministic}
+        if action_mask is not None:
+            body["action_mask"] = _flat(action_mask)
         if reward is not None:
             body["reward"] = float(reward)
         return self._client._send(_request("POST", f"{self._path}/act", body), read_action)  # type: ignore[no-any-return]
@@ -270,27 +279,30 @@ class AsyncSession(_Session[Awaitable[Action]]):
 
 
 def _act(
-    policy: str,
-    key: str,
-    observations: npt.ArrayLike,
-    deterministic: bool,
-    history: Any,
-    value: bool,
+    policy: str, body: dict[str, Any], deterministic: bool, history: Any, value: bool
 ) -> Request:
-    """Asks for actions; `key` is `observation`, or `observations` of a batch."""
-    body = {key: np.asarray(observations).tolist(), "deterministic": deterministic}
+    """Asks for actions at what is in the body."""
+    given = {key: each for key, each in body.items() if each is not None}
+    given["deterministic"] = deterministic
     if value:
-        body["value"] = True
+        given["value"] = True
     if history is not None:
-        body["history"] = history
-    return _request("POST", f"/v1/policies/{quote(policy, safe=':')}/act", body)
+        given["history"] = history
+    return _request("POST", f"/v1/policies/{quote(policy, safe=':')}/act", given)
+
+
+def _flat(mask: Any) -> Any:
+    """An action mask in one list; where there are several choices, an env may give one for each."""
+    if isinstance(mask, tuple | list):
+        return [entry for part in mask for entry in np.ravel(part).tolist()]
+    return None if mask is None else np.ravel(mask).tolist()
 
 
 def _request(method: str, path: str, body: dict[str, Any] | None = None) -> Request:
     """Arguments of `request` of httpx's clients, with one id for all attempts: a step counts once.
 
     Raises:
-        PolicyServiceError: if the body holds NaN, or something that is not a number.
+        PolicyServiceError: if the body holds NaN, or something that JSON cannot.
     """
     request_id = secrets.token_hex(8)
     headers = {"X-Request-ID": request_id}
@@ -308,7 +320,9 @@ def _request(method: str, path: str, body: dict[str, Any] | None = None) -> Requ
 
 
 def _as_list(value: Any) -> Any:
-    """Arrays and NumPy's numbers, wherever they stand in a body."""
+    """Arrays, also those of other libraries, and NumPy's numbers, wherever they stand in a body."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not a number")
+    if hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
+    raise TypeError(f"{type(value).__name__} is neither a number nor a text")

@@ -10,8 +10,10 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from rl_service import __version__
-from rl_service.policies.spec import BoxSpec, DiscreteSpec, PolicySpec
-from rl_service.serving.inputs import OpenSession, numbers
+from rl_service.policies.spaces import ACTION_MASK, DictSpec
+from rl_service.policies.spec import PolicySpec
+from rl_service.serving.body_types import json_type
+from rl_service.serving.inputs import OpenSession
 from rl_service.serving.loading import Loaded
 
 Schema = dict[str, Any]
@@ -103,9 +105,13 @@ def openapi_document(policies: Sequence[Loaded], needs_token: bool) -> Schema:
 
 
 def example_observation(spec: PolicySpec) -> Any:
-    """A recorded one, rounded to what a person can read."""
-    row = np.round(np.array(spec.parity.observations[0]), 3)
-    return row.reshape(spec.observation_space.shape).tolist()
+    """A recorded one, rounded to what a person can read; its action mask allows all."""
+    example = spec.observed_space.unflatten(np.round(spec.parity.observations[0], 3))
+    space = spec.observation_space
+    if isinstance(space, DictSpec) and ACTION_MASK in space.spaces:
+        mask = space.spaces[ACTION_MASK]
+        return example | {ACTION_MASK: mask.unflatten(np.ones(mask.size))}
+    return example
 
 
 def _operation(
@@ -127,9 +133,9 @@ def _object(*required: str) -> Schema:
     return {"type": "object", "required": [*required, "request_id"]}
 
 
-def _schema(model: type[BaseModel]) -> Schema:
-    """A model's JSON schema, its parts in place: a reference would look for them elsewhere."""
-    schema = model.model_json_schema()
+def _schema(kind: Any) -> Schema:
+    """A type's JSON schema, its parts in place: a reference would look for them elsewhere."""
+    schema = TypeAdapter(kind).json_schema()
     parts = schema.pop("$defs", {})
 
     def in_place(node: Any) -> Any:
@@ -148,27 +154,29 @@ def _act_schema(act_body: type[BaseModel]) -> Schema:
     """The body of `act`: an observation with one history, or several with a list of histories."""
     schema = _schema(act_body)
     properties = schema["properties"]
-    one, many, null = properties["history"]["anyOf"]
-    kinds = [("observation", "observations", one), ("observations", "observation", many)]
+    null = {"type": "null"}
+
+    def alternative(given: str, other: str, index: int) -> Schema:
+        """`index` is 0 where what comes with an observation is for one, 1 if for each of many."""
+        several = [key for key in ("history", "action_mask") if "anyOf" in properties[key]]
+        chosen = {key: {"anyOf": [properties[key]["anyOf"][index], null]} for key in several}
+        *alternatives, _ = properties[given]["anyOf"]
+        one_of = alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
+        return schema | {
+            "properties": properties | chosen | {given: one_of, other: null},
+            "required": [given],
+        }
+
     return {
         "oneOf": [
-            schema
-            | {
-                "properties": properties
-                | {
-                    given: properties[given]["anyOf"][0],
-                    other: null,
-                    "history": {"anyOf": [history, null]},
-                },
-                "required": [given],
-            }
-            for given, other, history in kinds
+            alternative("observation", "observations", 0),
+            alternative("observations", "observation", 1),
         ]
     }
 
 
 def _reply_schema(loaded: Loaded) -> Schema:
-    action = _space(loaded.policy.spec.action_space)
+    action = _schema(json_type(loaded.policy.spec.action_space))
     number = {"type": "number"}
     return {
         "type": "object",
@@ -184,12 +192,6 @@ def _reply_schema(loaded: Loaded) -> Schema:
         },
         "required": ["log_prob", "policy", "version", "request_id"],
     }
-
-
-def _space(space: BoxSpec | DiscreteSpec) -> Schema:
-    if isinstance(space, DiscreteSpec):
-        return {"type": "integer", "minimum": space.start, "maximum": space.start + space.n - 1}
-    return TypeAdapter(numbers(space.shape)).json_schema()
 
 
 _STYLE = """

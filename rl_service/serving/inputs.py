@@ -1,27 +1,35 @@
 """What a request may hold: limits, bodies, and the arrays that are made of them.
 
-Strict: a surplus key or a string for a number is refused. The nesting of an observation follows the
-policy's space, so that a body is either read into plain lists of floats or refused here, before any
-array is made of it.
+Strict: a surplus key or a string for a number is refused.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from custom_models.history import History
 from custom_models.kinds import PositiveFloat, PositiveInt
 from custom_models.spaces import ActionSpec, FloatArray
 from custom_models.text import one_line
+from rl_service.common.errors import ObservationError
+from rl_service.policies.observing import Mask, ObservationReader
+from rl_service.policies.simple_spaces import BoxSpec
+from rl_service.policies.spaces import Space
+from rl_service.serving.body_types import (
+    LARGEST,
+    Finite,
+    list_of,
+    mask_type,
+    observation_type,
+    policy_action_type,
+)
 from rl_service.serving.refusals import RequestError
 
-_LARGEST = float(np.finfo(np.float32).max)
-Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Number = Annotated[Finite, Field(json_schema_extra={"minimum": -_LARGEST, "maximum": _LARGEST})]
 _SHOWN_CHARACTERS = 300
 _MOST = {b":": ("keys", 20_000), b"[": ("lists", 100_000), b",": ("values", 500_000)}
 """Limits of a body, checked by counting these bytes. Parsing holds the replica's event loop: a body
@@ -67,66 +75,55 @@ class OpenSession(Body):
     value: WithValue = False
 
 
-def act_body(
-    obs_shape: tuple[int, ...], action_spec: ActionSpec, max_batch_size: int
-) -> type[Body]:
+def act_body(space: Space, action_spec: ActionSpec, max_batch_size: int) -> type[Body]:
     """The body of `POST /v1/policies/{name}/act`.
 
-    The schema documents the sizes; `as_array` and the service check them, since their messages
-    name the shape that was expected and the shape that was found.
+    The schema documents the sizes; what reads the parts and the service check them, since their
+    messages name the shape that was expected and the shape that was found.
 
     Args:
-        obs_shape: of one observation.
+        space: of the environment's observations.
         action_spec: the actions of the policy, whose units a history has.
         max_batch_size: observations in one request.
     """
-    obs, action = numbers(obs_shape), _policy_action(action_spec)
-    history = create_model(
-        "History", __base__=Body, observations=(_list(obs), ...), actions=(_list(action), ...)
+    obs, action, mask = (
+        observation_type(space, action_spec),
+        policy_action_type(action_spec),
+        mask_type(action_spec),
     )
-    batch = _list(obs, minItems=1, maxItems=max_batch_size)
+    history = create_model(
+        "History", __base__=Body, observations=(list_of(obs), ...), actions=(list_of(action), ...)
+    )
+    batch = list_of(obs, minItems=1, maxItems=max_batch_size)
+    masks: Any = None
+    if mask is not None:
+        masks = mask | list_of(mask, maxItems=max_batch_size) | None
     return create_model(
         "Act",
         __base__=Body,
         observation=(obs | None, None),
         observations=(batch | None, None),
+        action_mask=(masks, None),
         deterministic=(bool, True),
-        history=(history | _list(history, maxItems=max_batch_size) | None, None),
+        history=(history | list_of(history, maxItems=max_batch_size) | None, None),
         value=(WithValue, False),
     )
 
 
-def session_act_body(obs_shape: tuple[int, ...]) -> type[Body]:
-    """The body of `POST /v1/sessions/{id}/act`, for observations of one shape."""
+def session_act_body(space: Space, action_spec: ActionSpec) -> type[Body]:
+    """The body of `POST /v1/sessions/{id}/act`; arguments as of `act_body`."""
+    mask = mask_type(action_spec)
     reward = Annotated[
         Finite | None, Field(description="For the step before; summed up, not acted on.")
     ]
     return create_model(
         "SessionAct",
         __base__=Body,
-        observation=(numbers(obs_shape), ...),
+        observation=(observation_type(space, action_spec), ...),
+        action_mask=(None if mask is None else mask | None, None),
         reward=(reward, None),
         deterministic=(bool, True),
     )
-
-
-def numbers(shape: tuple[int, ...]) -> Any:
-    """Lists of numbers, one level for each size; a number for an empty shape."""
-    kind: Any = Number
-    for size in reversed(shape):
-        kind = _list(kind, minItems=size, maxItems=size)
-    return kind
-
-
-def _list(kind: Any, **documented: Any) -> Any:
-    return Annotated[list[kind], Field(fail_fast=True, json_schema_extra=documented)]
-
-
-def _policy_action(spec: ActionSpec) -> Any:
-    if spec.kind == "box":
-        return numbers((spec.size,))
-    schema = {"type": "integer", "minimum": 0, "maximum": spec.size - 1}
-    return Annotated[Number, WithJsonSchema(schema)]
 
 
 def read_body(schema: type[Any], body: bytes, expected: str) -> Any:
@@ -171,22 +168,62 @@ def as_array(rows: list[Any], shape: tuple[int, ...], what: str) -> FloatArray:
     if array.shape != (len(rows), *shape):
         found = list(array.shape[1:])
         raise RequestError(422, "wrong_shape", f"{what} have shape {found}; expected {expected}")
-    if array.size and np.abs(array).max() > _LARGEST:
+    if array.size and np.abs(array).max() > LARGEST:
         raise RequestError(
             422, "not_finite", f"{what} hold numbers beyond the range of float32; send finite ones"
         )
     return array.astype(np.float32)
 
 
+def read_observations(
+    rows: list[Any], masks: list[Any] | None, reader: ObservationReader, what: str
+) -> tuple[FloatArray, Mask | None]:
+    """What a policy reads of B observations, and which logits are allowed.
+
+    Args:
+        rows: as a body holds them.
+        masks: B action masks of a body, or None.
+        reader: of the policy.
+        what: the key of the observations in the body.
+
+    Returns:
+        (B, *row_shape), and (B, D) or None if all are allowed.
+
+    Raises:
+        RequestError: 422 if one does not fit the policy's spaces, or a mask allows no action.
+    """
+    masks = [None] * len(rows) if masks is None else masks
+    if len(masks) != len(rows):
+        raise RequestError(
+            422, "wrong_shape", f"action_mask is of {len(masks)} rows; there are {len(rows)}"
+        )
+    shape = reader.observed.row_shape
+    try:
+        if isinstance(reader.space, BoxSpec):
+            obs = as_array(rows, shape, what)
+            read_masks = [reader.read_mask(mask) for mask in masks]
+        else:
+            places = [what] if what == "observation" else [f"{what}[{i}]" for i in range(len(rows))]
+            read = [reader.read(*each) for each in zip(rows, masks, places, strict=True)]
+            obs = np.array([row for row, _ in read], np.float32).reshape(len(rows), *shape)
+            read_masks = [mask for _, mask in read]
+    except ObservationError as error:
+        raise RequestError(422, "invalid_observation", str(error)) from error
+    if all(mask is None for mask in read_masks):
+        return obs, None
+    everything = np.ones(reader.action_spec.num_dist_inputs, np.bool_)
+    return obs, np.array([everything if mask is None else mask for mask in read_masks])
+
+
 def read_histories(
-    given: list[Any] | None, obs: FloatArray, action_spec: ActionSpec, num_earlier: int
+    given: list[Any] | None, obs: FloatArray, reader: ObservationReader, num_earlier: int
 ) -> History | None:
     """The steps before each of B observations, as a client carries them.
 
     Args:
         given: B histories of a body, or None.
-        obs: (B, *shape).
-        action_spec: the actions of the policy.
+        obs: (B, *row_shape).
+        reader: of the policy.
         num_earlier: K-1, steps that are read; longer histories lose their beginning.
 
     Returns:
@@ -213,10 +250,10 @@ def read_histories(
                 f"{len(history.actions)} actions; send the action that was taken at each "
                 f"observation before this one",
             )
-        earlier = as_array(history.observations, row.shape, "history.observations")
-        actions = _read_actions(history.actions, action_spec)
+        earlier, _ = read_observations(history.observations, None, reader, "history.observations")
+        actions = _read_actions(history.actions, reader.action_spec)
         flat = earlier.reshape(len(earlier), row.size)
-        histories.append(episode(flat, actions, row.reshape(-1), action_spec, num_earlier))
+        histories.append(episode(flat, actions, row.reshape(-1), reader.action_spec, num_earlier))
     return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))
 
 
@@ -250,14 +287,18 @@ def episode(
 
 def _read_actions(given: list[Any], spec: ActionSpec) -> FloatArray:
     """Actions (N, A) that a client says it has taken, in the policy's units."""
-    if spec.kind == "box":
-        return as_array(given, (spec.size,), "history.actions")
-    actions = as_array(given, (), "history.actions")
-    known = (actions >= 0) & (actions < spec.size) & (actions == np.floor(actions))
+    actions = as_array(given, spec.row_shape, "history.actions")
+    actions = actions.reshape(len(given), math.prod(spec.row_shape))
+    if not spec.is_categorical:
+        return actions
+    sizes = np.array(spec.sizes or (spec.size,))
+    known = (actions >= 0) & (actions < sizes) & (actions == np.floor(actions))
     if not known.all():
+        last = (sizes - 1).tolist()
         raise RequestError(
             422,
             "unknown_action",
-            f"history.actions holds no such action; expected integers from 0 to {spec.size - 1}",
+            f"history.actions holds no such action; expected integers from 0 to "
+            f"{last if spec.sizes else last[0]}",
         )
-    return actions[:, None]
+    return actions

@@ -233,7 +233,7 @@ class Loader:
             raise
         takes_long = policy.spec.model.has_language_model
         num_weights = sum(p.numel() for p in policy.actor.parameters())
-        shape = policy.observation_shape
+        space, action_spec = policy.spec.observation_space, policy.action_spec
         loaded = Loaded(
             source,
             version,
@@ -245,8 +245,8 @@ class Loader:
                 0 if takes_long else int(_QUICK_WORK / num_weights),
                 self._metrics.batch_rows.labels(source.name).observe,
             ),
-            act_body(shape, policy.action_spec, self._limits.max_batch_size),
-            session_act_body(shape),
+            act_body(space, action_spec, self._limits.max_batch_size),
+            session_act_body(space, action_spec),
         )
         await _probe(loaded)
         self._loaded[source.name, version] = loaded
@@ -266,7 +266,7 @@ async def _probe(loaded: Loaded) -> None:
     """A real pass over a recorded observation."""
     spec = loaded.policy.spec
     row = np.array(spec.parity.observations[:1], np.float32)
-    obs = row.reshape(1, *spec.observation_space.shape)
+    obs = row.reshape(1, *spec.observed_space.row_shape)
     actions = await loaded.batcher.act(obs, deterministic=True, history=None)
     if not np.isfinite(actions.dist_inputs).all():
         raise BundleError(

@@ -17,7 +17,8 @@ from rl_service.common.errors import RLServiceError
 from rl_service.page.child import PlayError
 from rl_service.page.library import RunLibrary
 from rl_service.policies.bundle_files import CARD_FILE, MAX_CARD_BYTES, open_file
-from rl_service.serving.inputs import Body, Finite, read_body
+from rl_service.serving.body_types import Finite
+from rl_service.serving.inputs import Body, read_body
 from rl_service.serving.refusals import RequestError
 from rl_service.serving.service import Reply, Service
 

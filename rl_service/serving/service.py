@@ -11,23 +11,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from custom_models.history import History
-from custom_models.spaces import ActionSpec, FloatArray
-from custom_models.text import nearest
+from custom_models.text import brief, nearest
 from rl_service.common.errors import BundleError, RegistryError
 from rl_service.policies.runner import Actions
 from rl_service.serving.inputs import (
     Limits,
     OpenSession,
-    as_array,
-    episode,
     read_body,
     read_histories,
+    read_observations,
 )
 from rl_service.serving.loading import Loaded, Loader
+from rl_service.serving.memory import longer, remembered
 from rl_service.serving.refusals import RequestError
 from rl_service.serving.shared import ServingMetrics, SessionState, Shared, TooManySessions
 from rl_service.serving.sources import PolicySource
@@ -115,8 +110,7 @@ class Service:
         """Actions for one observation or a batch."""
         versions, version = _find(self.policies, reference)
         chosen = await (versions.chosen() if version is None else versions.pinned(version))
-        shape, action_spec = chosen.policy.observation_shape, chosen.policy.action_spec
-        expected = f'{_one(shape)} or {{"observations": a list of such}}'
+        expected = f'{_one(chosen)} or {{"observations": a list of such}}'
         request = read_body(chosen.act_body, body, expected)
         if (request.observation is None) == (request.observations is None):
             raise RequestError(
@@ -133,16 +127,21 @@ class Service:
                 "batch_size",
                 f"observations holds {len(rows)} rows; send 1 to {self.limits.max_batch_size}",
             )
-        obs = as_array(rows, shape, "observations")  # (B, *shape)
+        masks = request.action_mask
+        if masks and not isinstance(masks[0], list):
+            masks = [masks]
+        key = "observation" if single else "observations"
+        obs, mask = read_observations(rows, masks, chosen.policy.reader, key)
         given = request.history
         if given is not None and not isinstance(given, list):
             given = [given]
-        recall = partial(read_histories, given, obs, action_spec)
+        recall = partial(read_histories, given, obs, chosen.policy.reader)
         loaded, actions = await versions.act(
             chosen,
             obs,
             deterministic=request.deterministic,
             recall=recall,
+            mask=mask,
             pinned=version is not None,
         )
         reply = _reply(loaded, actions, single, carried=request.value)
@@ -247,18 +246,23 @@ class Sessions:
         versions = self._policies[state.policy]
         find = versions.pinned if state.pinned else versions.of_session
         loaded = await find(state.version)
-        shape, action_spec = loaded.policy.observation_shape, loaded.policy.action_spec
-        request = read_body(loaded.session_act_body, body, _one(shape))
-        obs = as_array([request.observation], shape, "observation")  # (1, *shape)
+        request = read_body(loaded.session_act_body, body, _one(loaded))
+        masks = None if request.action_mask is None else [request.action_mask]
+        obs, mask = read_observations(
+            [request.observation], masks, loaded.policy.reader, "observation"
+        )
         episode_return = state.episode_return + (request.reward or 0.0)
         if not math.isfinite(episode_return):
             raise RequestError(422, "invalid_request", "the rewards add up to no finite number")
-        recall = partial(_remembered, state.memory, obs.reshape(-1), action_spec)
+        recall = partial(
+            remembered, state.memory, obs.reshape(-1), loaded.policy.reader.action_spec
+        )
         answered, actions = await versions.act(
             loaded,
             obs,
             deterministic=request.deterministic,
             recall=recall,
+            mask=mask,
             pinned=state.pinned,
         )
         reply = _reply(answered, actions, single=True) | {"step": state.num_steps}
@@ -270,7 +274,7 @@ class Sessions:
         after = state._replace(
             version=answered.version,
             num_steps=state.num_steps + 1,
-            memory=_longer(state.memory, obs, actions.actions, num_earlier),
+            memory=longer(state.memory, obs, actions.actions, num_earlier),
             episode_return=episode_return,
             last_request_id=identity,
             last_reply=json.dumps(reply).encode(),
@@ -308,8 +312,8 @@ def _unknown_session() -> RequestError:
     )
 
 
-def _one(shape: tuple[int, ...]) -> str:
-    return f'{{"observation": numbers of shape {list(shape)}}}'
+def _one(loaded: Loaded) -> str:
+    return f'{{"observation": {brief(loaded.policy.reader.space.words)}}}'
 
 
 def _reply(loaded: Loaded, actions: Actions, single: bool, *, carried: bool = False) -> Reply:
@@ -323,22 +327,3 @@ def _reply(loaded: Loaded, actions: Actions, single: bool, *, carried: bool = Fa
         taken = actions.actions.tolist()
         reply["policy_action" if single else "policy_actions"] = taken[0] if single else taken
     return reply | {"policy": loaded.name, "version": loaded.version}
-
-
-def _remembered(
-    memory: bytes, obs: FloatArray, action_spec: ActionSpec, num_earlier: int
-) -> History | None:
-    """The history of an observation (O,) after the steps in a session's memory."""
-    if num_earlier == 0:
-        return None
-    action_size = 1 if action_spec.kind == "discrete" else action_spec.size
-    steps = np.frombuffer(memory, np.float32).reshape(-1, obs.size + action_size)
-    return episode(steps[:, : obs.size], steps[:, obs.size :], obs, action_spec, num_earlier)
-
-
-def _longer(memory: bytes, obs: FloatArray, actions: npt.NDArray[Any], num_earlier: int) -> bytes:
-    """A session's memory after one more step: at most the last K-1 observations and actions."""
-    if num_earlier == 0:
-        return b""
-    step = obs.tobytes() + actions.astype(np.float32).tobytes()
-    return (memory + step)[-num_earlier * len(step) :]

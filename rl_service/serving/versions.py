@@ -11,6 +11,7 @@ import numpy as np
 from custom_models.spaces import FloatArray
 from custom_models.text import one_line
 from rl_service.common.errors import BundleError, ObservationError, RegistryError
+from rl_service.policies.observing import Mask
 from rl_service.policies.runner import Actions
 from rl_service.serving.canary import KEPT_LATENCIES, Canary
 from rl_service.serving.loading import Loaded, Loader, Recall
@@ -115,6 +116,7 @@ class VersionRouter:
         *,
         deterministic: bool,
         recall: Recall,
+        mask: Mask | None = None,
         pinned: bool = False,
     ) -> tuple[Loaded, Actions]:
         """Actions, and the version that gave them: the stable one where a canary fails.
@@ -124,6 +126,7 @@ class VersionRouter:
             obs: (B, *shape).
             deterministic: as of `PolicyRunner.act`.
             recall: gives the steps before.
+            mask: as of `PolicyRunner.act`.
             pinned: the client wants that version and no other; the answer is not part of a trial.
 
         Raises:
@@ -132,14 +135,14 @@ class VersionRouter:
         on_trial = None if pinned else self._canary
         started = time.perf_counter()
         try:
-            actions = await self._ask(loaded, obs, deterministic, recall)
+            actions = await self._ask(loaded, obs, mask, deterministic, recall)
         except Exception as error:
             of_request = isinstance(error, RequestError) and not isinstance(error, NoFiniteAnswer)
             if of_request or on_trial is None or on_trial.version != loaded.version:
                 raise
             stable = await self.stable()
             # If that one has no finite answer either, the new version is not to blame.
-            actions = await self._ask(stable, obs, deterministic, recall)
+            actions = await self._ask(stable, obs, mask, deterministic, recall)
             on_trial.failed()
             await self._judge(one_line(error))
             return stable, actions
@@ -178,12 +181,19 @@ class VersionRouter:
                 self._log(logging.ERROR, "watch_failed", problem=problem)
 
     async def _ask(
-        self, loaded: Loaded, obs: FloatArray, deterministic: bool, recall: Recall
+        self,
+        loaded: Loaded,
+        obs: FloatArray,
+        mask: Mask | None,
+        deterministic: bool,
+        recall: Recall,
     ) -> Actions:
         num_histories = len(obs) if loaded.num_earlier else 0
         history = await self._loader.recall(recall, loaded.num_earlier, num_histories)
         try:
-            actions = await loaded.batcher.act(obs, deterministic=deterministic, history=history)
+            actions = await loaded.batcher.act(
+                obs, deterministic=deterministic, history=history, mask=mask
+            )
         except ObservationError as error:
             raise RequestError(422, "invalid_observation", str(error)) from error
         if not np.isfinite(actions.log_prob).all():
@@ -282,11 +292,9 @@ class VersionRouter:
 
 def _check_same_spaces(new: Loaded, old: Loaded) -> None:
     """Clients send and receive what they did before."""
-    theirs, ours = new.policy.spec, old.policy.spec
-    if (theirs.observation_space.shape, theirs.action_space) != (
-        ours.observation_space.shape,
-        ours.action_space,
-    ):
+    specs = (new.policy.spec, old.policy.spec)
+    theirs, ours = ((each.observation_space.layout, each.action_space) for each in specs)
+    if theirs != ours:
         raise BundleError(
             f"version {new.version} has other observations or actions than version {old.version}; "
             f"serve it under another name"

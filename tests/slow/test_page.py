@@ -88,7 +88,8 @@ def site(start: Start, output_dir: Path, write_bundle_once: WriteTestBundle) -> 
     registry.promote("cartpole", 2)
     model = LLMPolicyConfig(n_layer=1, n_head=2, n_embd=16, task="Keep the pole up.\n")
     write_bundle_once(folder / "reader", model=model)
-    arguments = ("zoo:lunarlander", "cartpole", str(folder / "reader"))
+    write_bundle_once(folder / "taxi", "Taxi-v3", max_episode_steps=1000)
+    arguments = ("zoo:lunarlander", "cartpole", str(folder / "reader"), str(folder / "taxi"))
     _, url, _ = start(*arguments, "--registry", registry.root, "--runs", str(output_dir))
     return Site(url, output_dir)
 
@@ -282,6 +283,29 @@ def test_a_request_can_be_tried_and_taken_along(site: Site, visit: Visit, theme:
     assert json.loads(again.stdout)["action"] == reply["action"]
     assert json.loads(again.stdout)["log_prob"] == pytest.approx(reply["log_prob"])
     check(page, "try", theme)
+
+
+def test_a_policy_of_another_space_is_played_and_tried(site: Site, visit: Visit) -> None:
+    """Taxi-v3 observes a number, and forbids actions."""
+    page = visit(f"{site.url}/#/play/taxi", "light")
+    page.get_by_role("button", name="Start").click()
+    wait_until(lambda: step_of(page) > 2)
+    page.get_by_role("button", name="Pause").click()
+    shares = page.locator(".bars .value").all_inner_texts()
+    assert len(shares) == 6 and "0.0 %" in shares
+    expect(page.locator("#entry-0")).to_have_count(0)
+    check(page, "play-taxi", "light")
+    page = visit(f"{site.url}/#/policies/taxi", "light")
+    expect(page.get_by_text("500 choices, 0 to 499")).to_be_visible()
+    page = visit(f"{site.url}/#/try/taxi", "light")
+    page.get_by_label("Observation as JSON").fill("7")
+    page.get_by_role("button", name="Act").click()
+    answer = page.get_by_role("status").filter(has_text="log_prob")
+    assert json.loads(answer.inner_text().rpartition("\n")[0])["action"] in range(6)
+    page.get_by_label("Observation as JSON").fill("{")
+    page.get_by_role("button", name="Act").click()
+    expect(page.get_by_text("Expected JSON")).to_be_visible()
+    check(page, "try-taxi", "light")
 
 
 @pytest.mark.parametrize("view", ["runs", "policies/lunarlander", "play/lunarlander"])

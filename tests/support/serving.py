@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import httpx
 from fastapi import FastAPI
+from gymnasium import spaces
 
+from custom_models.configs import MLPConfig
+from custom_models.model_config import ModelConfig
+from custom_models.nets import build_actor_critic
+from custom_models.spaces import ActionSpec
+from rl_service.config.settings import EnvSettings
 from rl_service.page.library import RunLibrary
 from rl_service.page.play import PlayRoom
+from rl_service.policies import write_bundle
 from rl_service.serving.api import Api
 from rl_service.serving.inputs import Limits
 from rl_service.serving.local import InProcess
@@ -18,6 +29,8 @@ from rl_service.serving.security import Tokens
 from rl_service.serving.service import Service
 from rl_service.serving.shared import ServingMetrics, SharedState
 from rl_service.serving.sources import PolicySource
+
+Ask = Callable[[httpx.AsyncClient], Awaitable[Any]]
 
 
 class LocalShared(InProcess):
@@ -73,3 +86,39 @@ async def build_local(
     page = Page(service, PlayRoom(), None if runs is None else RunLibrary(runs))
     api = Api(service, page, shared, tokens or Tokens(None, {}), metrics, "local")
     return api.build(), service, shared
+
+
+def ask(bundle: Path, asking: Ask) -> Any:
+    """Serves a bundle as `p` to one client."""
+
+    async def run() -> Any:
+        app, _, _ = await build_local(NumberedBundles("p", {1: bundle}))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await asking(client)
+
+    return asyncio.run(run())
+
+
+def write_for_spaces(
+    path: Path,
+    observations: gym.Space[Any],
+    actions: gym.Space[Any],
+    model: ModelConfig | None = None,
+) -> None:
+    """The bundle of an untrained net, for spaces that no environment here has."""
+    size = observations.max_length if isinstance(observations, spaces.Text) else 0
+    write_bundle(
+        path,
+        net=build_actor_critic(
+            model or MLPConfig(hidden_sizes=(8,), critic_hidden_sizes=(8,)),
+            size or spaces.flatdim(observations),
+            ActionSpec.from_space(actions),
+        ),
+        spaces=(observations, actions),
+        env=EnvSettings(id="CartPole-v1"),
+        normalizer=None,
+        value_scale=(0.0, 1.0),
+        evaluation={},
+        provenance={},
+    )

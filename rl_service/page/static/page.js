@@ -660,8 +660,13 @@ async function showPolicy(scope, name) {
       panel("Evaluation", showFacts(h("dl"), card.evaluation ?? {})), versionsPanel(name, card)),
     h("div", {}, replayPanel(scope, `${path}/replay`), panel("Model card", text))));
 }
-function spaceText({ type, n, start, low, high, dtype, shape }) {
+function spaceText({ type, n, start, low, high, dtype, shape, nvec, max_length, spaces }) {
   if (type === "Discrete") return `${n} choices, ${start} to ${start + n - 1}`;
+  if (type === "MultiDiscrete") return `choices among ${nvec.join(", ")}, shape [${shape.join(", ")}]`;
+  if (type === "MultiBinary") return `zeros and ones, shape [${shape.join(", ")}]`;
+  if (type === "Text") return `a text of up to ${max_length} characters`;
+  if (type === "Tuple") return spaces.map(each => `(${spaceText(each)})`).join(", ");
+  if (type === "Dict") return Object.entries(spaces).map(([name, each]) => `${name}: ${spaceText(each)}`).join("; ");
   const bounds = new Set(low.map((each, i) => `${num(each ?? "-∞")} to ${num(high[i] ?? "∞")}`));
   const text = `${low.length} ${dtype} numbers, shape [${shape.join(", ")}]`;
   return bounds.size > 8 ? text : `${text}, from ${[...bounds].join(", ")}`;
@@ -759,8 +764,10 @@ class Player {
   constructor(scope, policy) {
     Object.assign(this, { scope, policy, queue: Promise.resolve(), edits: 0, resets: 0, held: null });
     this.first = policy.action_space.start ?? 0;
-    this.bars = new Bars(policy.action_space.type === "Discrete");
-    this.inputs = new Observation(policy.observation_space, () => this.nudge());
+    this.bars = new Bars(policy.action_space.type !== "Box");
+    // Entries of other observations belong together: a choice is 1 of n.
+    if (policy.observation_space.type === "Box")
+      this.inputs = new Observation(policy.observation_space, () => this.nudge());
     this.makeControls();
     scope.onLeave(() => this.close());
     scope.listen(window, "pagehide", () => this.close());
@@ -789,7 +796,8 @@ class Player {
       panel(null, row(this.start, this.one, this.restart, h("label", {}, "Seed ", this.seed), this.take.label),
         this.manual, h("div", { className: "stage" }, this.image), h("dl", { className: "facts" }, facts)),
       h("div", {}, panel("What the policy would do", this.bars.element), this.promptPanel,
-        panel("Observation", hint("Change a number to ask what the policy would do then. Nothing moves."),
+        this.inputs && panel("Observation",
+          hint("Change a number to ask what the policy would do then. Nothing moves."),
           row(this.back, this.change), this.inputs.element)));
   }
   /** Shows what may be pressed now. */
@@ -802,7 +810,7 @@ class Player {
     this.manual.hidden = !id || !this.take.box.checked;
     this.back.hidden = !this.isNudged;
     this.promptPanel.hidden = !this.state?.prompt;
-    this.inputs.element.disabled = !id;
+    if (this.inputs) this.inputs.element.disabled = !id;
   }
   /** Asks the play, one request at a time. */
   send(action, body) {
@@ -842,12 +850,13 @@ class Player {
   begin(opened) {
     this.id = opened.play;
     if (this.scope.left) { this.close(); return; }
-    const { n } = this.policy.action_space;
-    this.names = opened.actions ?? (n ? Array.from({ length: n }, (_, i) => `${this.first + i}`) : null);
+    const parts = choices(this.policy.action_space);
+    this.names = opened.actions ?? (parts && parts.flatMap(({ low, high }, part) =>
+      Array.from({ length: high - low + 1 }, (_, i) => `part ${part}: ${low + i}`)));
     Object.assign(this, { keys: opened.keys ?? {}, fps: opened.fps || 30, lastHeld: null });
-    const idle = (this.names ?? []).findIndex(name => /^(nothing|no-?op|no push|idle|stay|torque 0)\b/i.test(name));
+    const idle = (opened.actions ?? []).findIndex(name => /^(nothing|no-?op|no push|idle|stay|torque 0)\b/i.test(name));
     this.idle = idle < 0 ? null : idle + this.first;
-    this.manual.replaceChildren(...(this.names ? this.actionButtons() : this.actionSliders()));
+    this.manual.replaceChildren(...(opened.actions ? this.actionButtons() : this.actionSliders(parts)));
     this.show(opened);
     this.toggle();
   }
@@ -911,7 +920,7 @@ class Player {
     this.sync();
   }
   showReal() {
-    this.inputs.set(this.state.observation, this.isRunning);
+    this.inputs?.set(this.state.observation, this.isRunning);
     this.showAnswer(this.state, this.state.next_action);
   }
   showAnswer(answer, action, real = null) {
@@ -952,10 +961,12 @@ class Player {
       return each;
     });
   }
-  actionSliders() {
+  /** One for each number of an action, or for each choice in `parts`. */
+  actionSliders(parts) {
     const { low, high } = this.policy.action_space;
-    this.sliders = low.map((each, i) => h("input", { type: "range", step: "any", min: each ?? -1,
-      max: high[i] ?? 1, value: 0 }));
+    const ranges = parts ?? low.map((each, i) => ({ low: each ?? -1, high: high[i] ?? 1 }));
+    this.sliders = ranges.map(each => h("input", { type: "range", step: parts ? 1 : "any", min: each.low,
+      max: each.high, value: 0 }));
     return this.sliders.map((slider, i) => h("label", { className: "grow" }, `Part ${i} of the action`, slider));
   }
   /** Asks what the policy would do at the observation that was typed. */
@@ -970,7 +981,7 @@ class Player {
     const answer = await this.send("ask", { observation }), { state } = this;
     if (!answer || mine !== this.edits) return;
     this.showAnswer(answer, answer.action, state);
-    const text = action => this.names && !isMissing(action) ? this.names[action - this.first]
+    const text = action => this.names && Number.isInteger(action) ? this.names[action - this.first]
       : [action].flat().map(num).join(", ");
     const from = text(state.next_action), to = text(answer.action);
     const value = isMissing(answer.value) ? "" : ` Value: ${num(state.value)} → ${num(answer.value)}.`;
@@ -983,6 +994,14 @@ class Player {
     if (this.state) this.showReal();
     this.sync();
   }
+}
+
+/** The least and the largest number of each choice in an action; null if it is made of other numbers. */
+function choices({ type, n, start, nvec, shape }) {
+  if (type === "Discrete") return [{ low: start, high: start + n - 1 }];
+  if (type === "MultiDiscrete") return nvec.map((each, i) => ({ low: start[i], high: start[i] + each - 1 }));
+  if (type !== "MultiBinary") return null;
+  return Array.from({ length: shape.reduce((a, b) => a * b, 1) }, () => ({ low: 0, high: 1 }));
 }
 
 /** Bars of the actions' probabilities, or of mean ± standard deviation of an action's parts. */
@@ -1068,16 +1087,31 @@ class Observation {
   }
 }
 
+/** Input for an observation that is not a box of numbers: JSON. */
+class JsonObservation {
+  constructor(onedit) {
+    this.text = h("textarea", { rows: 6, "aria-label": "Observation as JSON", oninput: onedit });
+    this.element = h("fieldset", { "aria-label": "Observation" }, this.text);
+  }
+  set(value) { this.text.value = JSON.stringify(value, null, 1); }
+  /** What was typed; undefined if it is not JSON. */
+  read() {
+    try { return JSON.parse(this.text.value); } catch { return undefined; }
+  }
+}
+
 // --------------------------------------------------------------------------- try it
 async function showTry(scope, name) {
   title(`Try ${name}`);
-  const policy = await findPolicy(scope, name), { shape } = policy.observation_space;
+  const policy = await findPolicy(scope, name), { shape, type } = policy.observation_space;
+  const isBox = type === "Box";
   const path = `v1/policies/${encodeURIComponent(name)}/act`;
   const curl = h("pre", { tabIndex: 0, "aria-label": "The request as a curl command" });
   const answer = h("pre", { tabIndex: 0, role: "status" }, "No request so far.");
-  const body = () => ({ observation: nest(inputs.read() ?? [], shape), deterministic: deterministic.box.checked });
+  const observation = () => isBox ? nest(inputs.read() ?? [], shape) : inputs.read();
+  const body = () => ({ observation: observation(), deterministic: deterministic.box.checked });
   const update = () => write(curl, curlLine(path, body()));
-  const inputs = new Observation(policy.observation_space, update);
+  const inputs = isBox ? new Observation(policy.observation_space, update) : new JsonObservation(update);
   const deterministic = checkbox("Deterministic: the most likely action", update);
   deterministic.box.checked = true;
   const form = h("form", { onsubmit: event => { event.preventDefault(); act(); } }, inputs.element,
@@ -1085,7 +1119,9 @@ async function showTry(scope, name) {
   const act = async () => {
     const started = performance.now();
     try {
-      if (!inputs.read()) throw new ApiError(422, "", `Expected ${shape.join(" × ") || "1"} finite numbers`);
+      if (isBox && !inputs.read())
+        throw new ApiError(422, "", `Expected ${shape.join(" × ") || "1"} finite numbers`);
+      if (inputs.read() === undefined) throw new ApiError(422, "", "Expected JSON");
       const reply = await scope.call(path, { method: "POST", body: body() });
       write(answer, `${JSON.stringify(reply, null, 1)}\n${Math.round(performance.now() - started)} ms`);
       fail(null);
@@ -1096,7 +1132,8 @@ async function showTry(scope, name) {
     h("div", {}, panel("Answer", answer), panel("The same with curl", curl, button("Copy", () => copy(curl))))));
   const { paths } = await scope.call("openapi.json").catch(() => ({})); // it has a recorded observation
   const request = paths?.[`/v1/policies/${baseName(name)}/act`]?.post.requestBody.content["application/json"];
-  if (request) inputs.set([request.example.observation].flat(Infinity));
+  const example = request?.example.observation;
+  if (request) inputs.set(isBox ? [example].flat(Infinity) : example);
   update();
 }
 

@@ -19,8 +19,9 @@ import gymnasium as gym
 import httpx
 import numpy as np
 import pytest
+import torch
 
-from custom_models.configs import LLMPolicyConfig
+from custom_models.configs import LLMPolicyConfig, MLPConfig
 from custom_models.history import RunningHistory
 from docs.examples.play_over_http import play
 from rl_service.cluster.nodes import command_line
@@ -32,9 +33,12 @@ from rl_service.rollout.envs import make_env
 from rl_service.serving.client import AsyncPolicyClient, PolicyServiceError
 from rl_service.training.evaluation import evaluate
 from tests.conftest import WriteTestBundle
+from tests.support.locks import Locks
 from tests.support.services import TOKEN, Running, Start, descendants, wait_until
 
 JSON = {"Content-Type": "application/json"}
+TAXI = EnvSettings(id="Taxi-v3", max_episode_steps=40)
+STACK = MLPConfig(actor_net="stack", actor_context_length=3, history_actions=True)
 LANDER = EnvSettings(id="LunarLander-v3", max_episode_steps=40)
 
 
@@ -49,16 +53,24 @@ def service(start: Start, write_bundle_once: WriteTestBundle) -> Iterator[Runnin
     memory = LLMPolicyConfig(context_length=4, n_layer=1, n_head=2, n_embd=16)
     write_bundle_once(folder / "memory", model=memory)
     write_bundle_once(folder / "lander", "LunarLander-v3", max_episode_steps=40)
+    write_bundle_once(folder / "locks", "tests.support.locks:Locks", model=STACK)
+    write_bundle_once(folder / "taxi", TAXI.id, max_episode_steps=40, change=prefer_to_pick_up)
     token_file = folder / "tokens"
     token_file.write_text(f"tests: {TOKEN}\n", encoding="utf-8")
     process, url, output = start(
         "cartpole",
         str(folder / "memory"),
         f"moon={folder / 'lander'}",
+        *(str(folder / name) for name in ("locks", "taxi")),
         *("--registry", registry.root, "--host", "0.0.0.0"),
         *("--token-file", str(token_file), "--replicas", "2"),
     )
     yield Running(url, process, registry, token_file, output)
+
+
+def prefer_to_pick_up(net: Any) -> None:
+    with torch.no_grad():
+        net.actor.head.logits.bias[4] = 10.0
 
 
 def replicas_in(metrics: str) -> set[str]:
@@ -131,6 +143,41 @@ def test_the_example_plays(service: Running, monkeypatch: pytest.MonkeyPatch) ->
     policy = load_bundle(service.token_file.parent / "lander")
     expected = evaluate(policy, LANDER, num_episodes=2, seed=5)
     assert play(service.url, "moon", num_episodes=2, seed=5) == expected.returns.tolist()
+
+
+def test_the_example_takes_only_actions_that_the_environment_allows(
+    service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taxi-v3 observes a number, gives its mask in `info` and fines what it forbids."""
+    monkeypatch.setenv("TOKEN", TOKEN)
+    policy = load_bundle(service.token_file.parent / "taxi")
+    expected = evaluate(policy, TAXI, num_episodes=3, seed=5)
+    assert play(service.url, "taxi", num_episodes=3, seed=5) == expected.returns.tolist()
+    fined = TAXI.model_copy(update={"action_masks": False})
+    assert evaluate(policy, fined, num_episodes=3, seed=5).returns.tolist() == [-400.0] * 3
+    assert min(expected.returns) > -400.0
+
+
+def test_episodes_of_many_spaces_over_http_return_what_evaluation_returns(
+    service: Running,
+) -> None:
+    """The environment gives a Dict with a mask in it, and raises at an illegal action."""
+    policy = load_bundle(service.token_file.parent / "locks")
+    expected = evaluate(policy, policy.spec.env, num_episodes=2, seed=3)
+    env, returns = Locks(), []
+    with service.client() as client:
+        for seed in (3, 4):
+            with client.session("locks") as session:
+                obs, _ = env.reset(seed=seed)
+                total, ended = 0.0, False
+                while not ended:
+                    obs, reward, _, ended, _ = env.step(session.act(obs).action)
+                    total += reward
+                returns.append(total)
+        with pytest.raises(PolicyServiceError, match="allows no action; expected 10") as refused:
+            client.act("locks", {**obs, "action_mask": np.zeros(10, np.int8)})
+        assert refused.value.status == 422
+    assert returns == pytest.approx(expected.returns)
 
 
 def test_sessions_go_on_when_replicas_are_killed(service: Running) -> None:

@@ -34,7 +34,8 @@ MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGAT
 def application(folder: Path, write_test_bundle: WriteTestBundle) -> FastAPI:
     write_test_bundle(folder / "a")
     write_test_bundle(folder / "b", "Pendulum-v1")
-    sources = [NumberedBundles(name, {1: folder / name}) for name in ("a", "b")]
+    write_test_bundle(folder / "c", "tests.support.locks:Locks")
+    sources = [NumberedBundles(name, {1: folder / name}) for name in ("a", "b", "c")]
     app, _, _ = asyncio.run(build_local(*sources))
     return app
 
@@ -52,7 +53,7 @@ def test_no_request_makes_the_service_fail(
         num_operations += 1
         if operation.body or mode == MODES[0]:  # any path is as described
             _fuzz(operation.as_strategy(generation_mode=mode))
-    assert num_operations == 11
+    assert num_operations == 12
 
 
 def _fuzz(strategy: object) -> None:

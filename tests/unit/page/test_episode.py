@@ -229,8 +229,12 @@ def test_an_environment_of_a_module_is_imported_only_if_the_operator_allows_it(
     edit_spec(bundle, lambda spec: spec["env"].update(id="CartPoleNoVel-v1", kwargs=kwargs))
     with pytest.raises(EnvError, match="holds text"):
         played(bundle)
+    described = {"id": "CartPole-v1", "kwargs": {}, "describe": "own_cart_pole:Own"}
+    edit_spec(bundle, lambda spec: spec["env"].update(described))
+    with pytest.raises(EnvError, match=r"env\.describe would import the module own_cart_pole"):
+        played(bundle)
     assert not mark.exists()
-    edit_spec(bundle, lambda spec: spec["env"].update(id="own_cart_pole:Own", kwargs={}))
+    edit_spec(bundle, lambda spec: spec["env"].update(id="own_cart_pole:Own", describe=None))
     assert played(bundle, "own_cart_pole").reset(0)["step"] == 0
     assert mark.exists()
 

@@ -16,6 +16,7 @@ import torch
 from transformers import GPT2Config, GPT2Model
 
 from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
+from custom_models.history import History
 from custom_models.interfaces import Chunks
 from custom_models.model_config import GPT2CriticSettings, ModelConfig
 from custom_models.nets import build_actor_critic
@@ -24,8 +25,10 @@ from rl_service.common.errors import BundleError, OutputError
 from rl_service.config.settings import EnvSettings
 from rl_service.policies import load_bundle, write_bundle
 from rl_service.policies.bundle import read_critic
+from rl_service.policies.locate import find_policy
 from tests.conftest import WriteTestBundle
 from tests.support.environments import env_spaces
+from tests.support.locks import Locks
 
 GPT2_SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": 4}
 MODELS = [MLPConfig(), GPT2CriticConfig(), MLPConfig(hidden_sizes=(), log_std="state")]
@@ -67,7 +70,7 @@ def test_the_files_are_json_safetensors_and_a_card(
     write_test_bundle(tmp_path / "b", max_episode_steps=77)
     assert sorted(os.listdir(tmp_path / "b")) == ["card.md", "policy.json", "policy.safetensors"]
     spec = json.loads((tmp_path / "b" / "policy.json").read_text())
-    assert spec["format_version"] == 2
+    assert spec["format_version"] == 3
     assert spec["env"]["max_episode_steps"] == 77
     assert spec["action_space"] == {"type": "Discrete", "n": 2, "start": 0}
     assert spec["action_mapping"] == "offset"
@@ -195,3 +198,126 @@ def test_a_policy_of_large_observations_is_written_and_read(tmp_path: Path) -> N
     )
     policy, obs = load_bundle(tmp_path / "b"), np.zeros((1, 28_224), np.float32)
     assert policy.act(obs, deterministic=True).env_actions.shape == (1,)
+
+
+LOCKS = "tests.support.locks:Locks"
+SPACES_MODELS = {
+    "mlp": MLPConfig(hidden_sizes=(8,)),
+    "stack": MLPConfig(actor_net="stack", actor_context_length=3, history_actions=True),
+}
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+@pytest.mark.parametrize("model", SPACES_MODELS.values(), ids=SPACES_MODELS)
+def test_a_policy_of_many_spaces_is_written_and_read(
+    tmp_path: Path, write_test_bundle: WriteTestBundle, model: ModelConfig, filtered: bool
+) -> None:
+    write_test_bundle(tmp_path / "b", LOCKS, model=model, filtered=filtered)
+    policy, env = load_bundle(tmp_path / "b"), Locks()
+    spec = policy.spec
+    assert spec.action_spec == ActionSpec.from_space(env.action_space)
+    assert (spec.observed_space.size, policy.observation_shape) == (14, (14,))
+    for recorded in spec.parity.observations:  # as if the environment had given them
+        again = spec.observed_space.flatten(spec.observed_space.unflatten(np.array(recorded)))
+        np.testing.assert_array_equal(again, np.array(recorded, np.float32))
+    answered = set()
+    obs, _ = env.reset(seed=0)
+    for _ in range(20):
+        row, mask = policy.reader.read(obs)
+        assert mask is not None
+        expected = gym.spaces.flatten(
+            env.observation_space, {**obs, "action_mask": np.zeros(10, np.int8)}
+        )
+        np.testing.assert_array_equal(row, expected[10:])  # the first of the sorted keys
+        answer = policy.act(row[None], deterministic=True, mask=mask[None])
+        obs, *_ = env.step(answer.env_actions[0])  # which raises at an illegal action
+        answered.add(tuple(answer.actions[0].tolist()))
+    assert len(answered) > 1
+    text = (tmp_path / "b" / "card.md").read_text()
+    assert "wheel: an integer from 3 to 6" in text
+    assert "action: integers of shape [4]" in text
+
+
+TEXT_MODEL: dict[str, Any] = {
+    "observation": "text",
+    "critic": "hidden_state",
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 16,
+}
+TEXT_MODELS = {
+    "head": LLMPolicyConfig(**TEXT_MODEL, context_length=3, max_prompt_tokens=100),
+    "tokens": LLMPolicyConfig(**TEXT_MODEL, finetune="lora", action_scoring="tokens"),
+}
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS.values(), ids=TEXT_MODELS)
+def test_a_policy_of_texts_is_written_and_read(tmp_path: Path, model: LLMPolicyConfig) -> None:
+    actions = gym.spaces.Discrete(20)
+    net = build_actor_critic(model, 60, ActionSpec.from_space(actions))
+    write_bundle(
+        tmp_path / "b",
+        net=net,
+        spaces=(gym.spaces.Text(60), actions),
+        env=EnvSettings(id="CartPole-v1", describe="info", max_text_length=60),
+        normalizer=None,
+        value_scale=(0.0, 1.0),
+        evaluation={},
+        provenance={},
+    )
+    policy = load_bundle(tmp_path / "b")
+    given = "Which way?"
+    if model.action_scoring == "tokens":
+        given = {"text": given, "admissible_actions": ["go left", "no"]}
+    row, mask = policy.reader.read(given)
+    assert (mask is None) == (model.action_scoring == "head")
+    first = policy.act(row[None], deterministic=True, mask=None if mask is None else mask[None])
+    expected = net.actor.decide(
+        History.first_steps(row[None], model.context_length, net.action_spec)
+    )
+    np.testing.assert_allclose(first.dist_inputs, expected.detach().numpy(), atol=1e-5)
+    assert len(np.unique(first.dist_inputs)) > 2
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles as releases have written them, with what their actors answered then below.
+
+    Version 1 is that of the zoo.
+    """
+    folder = tmp_path_factory.mktemp("earlier")
+    archive = Path(__file__).with_name("earlier_bundles.tar.xz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return folder
+
+
+def test_a_bundle_of_version_1_is_read() -> None:
+    assert load_bundle(find_policy("zoo:lunarlander")).spec.format_version == 1
+
+
+def test_a_bundle_of_version_2_acts_as_it_did(earlier: Path) -> None:
+    policy = load_bundle(earlier / "version_2")
+    assert policy.spec.format_version == 2
+    answer = policy.act([[0.1, -0.2, 0.03, 0.4], [1, 0, 0, -1]], deterministic=True)
+    logits = [[-0.65348077, -0.01854692], [-0.8804227, 0.03458948]]
+    np.testing.assert_allclose(answer.dist_inputs, logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "action", "log_prob"),
+    [
+        ([1] * 10, [0, 1, 0, 0], -2.047415),
+        ([0, 1, 0, 1, 1, 0, 1, 1, 1, 1], [3, 0, 0, 0], -1.244898),
+    ],
+)
+def test_a_bundle_of_version_3_acts_as_it_did(
+    earlier: Path, mask: list[int], action: list[int], log_prob: float
+) -> None:
+    policy = load_bundle(earlier / "version_3")
+    assert policy.spec.format_version == 3
+    obs = {"wheel": 5, "code": [1, 0, 1], "rest": [[1, 2], [0.25, -0.5]], "action_mask": mask}
+    row, allowed = policy.reader.read(obs)
+    assert allowed is not None
+    answer = policy.act(row[None], deterministic=True, mask=allowed[None])
+    assert answer.env_actions.tolist() == [action]
+    assert answer.log_prob[0] == pytest.approx(log_prob, abs=1e-5)

@@ -78,8 +78,8 @@ def test_a_file_that_is_no_safetensors_is_refused(bundle: Path, content: bytes) 
 
 
 def test_a_future_format_asks_for_the_version_that_wrote_it(bundle: Path) -> None:
-    edit_spec(bundle, lambda spec: spec.update(format_version=3, novelty=True))
-    assert "has format version 3 and this rl-service reads up to 2" in refusal(bundle)
+    edit_spec(bundle, lambda spec: spec.update(format_version=4, novelty=True))
+    assert "has format version 4 and this rl-service reads up to 3" in refusal(bundle)
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from custom_models.heads import IS_MASKED, MASKED
 from custom_models.history import History
 from custom_models.interfaces import Actor
 from custom_models.spaces import ActionSpec
@@ -128,3 +129,59 @@ def test_a_bad_observation_is_refused_with_the_expected_shape(
         runner.act(observations, deterministic=True)
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+CHOICES = ActionSpec("multi_discrete", 2, shape=(2,), low=(0, 5), dtype="int64", sizes=(3, 2))
+LIKELY = [math.log(p) for p in (0.2, 0.7, 0.1, 0.9, 0.1)]
+
+
+def test_each_choice_is_taken_among_what_its_mask_allows() -> None:
+    runner = PolicyRunner(FixedActor(*LIKELY), (1,), CHOICES, None)
+    mask = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1], [0, 0, 1, 0, 1]], np.bool_)
+    answer = runner.act(np.zeros((3, 1)), deterministic=True, mask=mask)
+    assert answer.actions.tolist() == [[1, 0], [0, 0], [2, 1]]
+    assert answer.env_actions.tolist() == [[1, 5], [0, 5], [2, 6]]
+    expected = [math.log(0.7 * 0.9), math.log(0.2 / 0.3 * 0.9), 0.0]
+    np.testing.assert_allclose(answer.log_prob, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(answer.dist_inputs <= IS_MASKED, ~mask)
+
+
+def test_a_forbidden_action_is_never_drawn() -> None:
+    runner = PolicyRunner(FixedActor(*LIKELY), (1,), CHOICES, None)
+    mask = np.tile(np.array([1, 0, 1, 1, 0], np.bool_), (2000, 1))
+    generator = torch.Generator().manual_seed(0)
+    answer = runner.act(np.zeros((2000, 1)), deterministic=False, generator=generator, mask=mask)
+    assert np.bincount(answer.actions[:, 0]).tolist()[1] == 0
+    assert (answer.actions[:, 0] == 0).mean() == pytest.approx(2 / 3, abs=0.05)
+    assert not answer.actions[:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("spec", "mask", "message"),
+    [
+        (CHOICES, np.ones((1, 4), np.bool_), r"shape \(1, 4\); .* need \(1, 5\)"),
+        (CHOICES, np.ones((2, 5), np.bool_), r"shape \(2, 5\); .* need \(1, 5\)"),
+        (CHOICES, np.array([[1, 1, 1, 0, 0]], np.bool_), "no action is allowed"),
+        (TORQUE, np.ones((1, 4), np.bool_), "of this policy need none"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(
+    spec: ActionSpec, mask: np.ndarray, message: str
+) -> None:
+    actor = FixedActor(*[0.0] * spec.num_dist_inputs)
+    with pytest.raises(ObservationError, match=message):
+        PolicyRunner(actor, (1,), spec, None).act(np.zeros((1, 1)), deterministic=True, mask=mask)
+
+
+def test_an_actor_that_allows_nothing_has_no_answer() -> None:
+    runner = PolicyRunner(FixedActor(MASKED, MASKED), (1,), discrete(2), None)
+    with pytest.raises(ObservationError, match="no action is allowed"):
+        runner.act(np.zeros((1, 1)), deterministic=True)
+
+
+def test_a_mask_leaves_the_numbers_of_an_actor_alone() -> None:
+    """Where it answers with its input, that is the caller's."""
+    obs = np.zeros((1, 2), np.float32)
+    runner = PolicyRunner(EchoActor(), (2,), discrete(2), None)
+    runner.act(obs, deterministic=True, mask=np.array([[True, False]]))
+    assert obs.tolist() == [[0.0, 0.0]]

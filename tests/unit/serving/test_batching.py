@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_service.common.errors import ObservationError
-from rl_service.policies import load_bundle
+from rl_service.policies import Actions, load_bundle
 from rl_service.serving.batching import Batcher
 from tests.conftest import WriteTestBundle
 
@@ -76,3 +76,23 @@ def test_a_failure_reaches_who_asked(
         assert good.actions.shape == (1,)
 
     asyncio.run(ask())
+
+
+def test_one_request_without_an_answer_fails_no_other(
+    tmp_path: Path, write_test_bundle: WriteTestBundle, quick_rows: int
+) -> None:
+    write_test_bundle(tmp_path / "b")
+    policy, obs = load_bundle(tmp_path / "b"), np.zeros((1, 4), np.float32)
+    batcher = Batcher(policy, 16, THREAD, quick_rows, lambda rows: None)
+    free = policy.act(obs, deterministic=True)
+    other = np.arange(2)[None] != free.actions[0]
+    masks = [None, np.zeros((1, 2), np.bool_), other]
+
+    async def ask() -> list[Actions | BaseException]:
+        asked = [batcher.act(obs, deterministic=True, history=None, mask=mask) for mask in masks]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, second, third = asyncio.run(ask())
+    assert isinstance(first, Actions) and first.actions.tolist() == free.actions.tolist()
+    assert isinstance(second, ObservationError)
+    assert isinstance(third, Actions) and third.actions.tolist() == [1 - free.actions[0]]

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from custom_models.spaces import ActionSpec
+from rl_service.policies.simple_spaces import BoxSpec
 from rl_service.serving.inputs import act_body, as_array, read_body, session_act_body
 from rl_service.serving.refusals import RequestError
 
-ACT = act_body((2,), ActionSpec("discrete", 2), 8)
+TWO_ACTIONS = ActionSpec("discrete", 2)
+
+
+def box(*shape: int) -> BoxSpec:
+    bounds = (None,) * math.prod(shape)
+    return BoxSpec(shape=shape, low=bounds, high=bounds)
+
+
+ACT = act_body(box(2), TWO_ACTIONS, 8)
 
 BAD_BODIES = {
     "empty": b"",
@@ -74,16 +84,16 @@ def test_numbers_are_read_as_they_are() -> None:
 def test_history_has_actions_of_the_policys_kind() -> None:
     history = {"observations": [[1.0]], "actions": [[0.5]]}
     body = json.dumps({"observation": [1.0], "history": history}).encode()
-    assert read_body(act_body((1,), ActionSpec("box", 1), 8), body, "").history.actions == [[0.5]]
+    assert read_body(act_body(box(1), ActionSpec("box", 1), 8), body, "").history.actions == [[0.5]]
     with pytest.raises(RequestError):
         read_body(ACT, body, "")
 
 
 def test_a_scalar_observation_is_a_number() -> None:
-    assert read_body(session_act_body(()), b'{"observation": 2}', "").observation == 2.0
-    rows = read_body(
-        session_act_body((2, 2)), b'{"observation": [[2, 1], [0.5, 3]]}', ""
-    ).observation
+    scalar = session_act_body(box(), TWO_ACTIONS)
+    assert read_body(scalar, b'{"observation": 2}', "").observation == 2.0
+    table = session_act_body(box(2, 2), TWO_ACTIONS)
+    rows = read_body(table, b'{"observation": [[2, 1], [0.5, 3]]}', "").observation
     assert rows == [[2.0, 1.0], [0.5, 3.0]]
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from rl_service.serving.refusals import RequestError
 from rl_service.serving.service import Service
 from rl_service.serving.shared import ServingMetrics
 from tests.conftest import WriteTestBundle
-from tests.support.serving import NumberedBundles, break_parity, build_local
+from tests.support.serving import NumberedBundles, break_parity, build_local, write_for_spaces
 
 
 @pytest.fixture
@@ -69,14 +70,21 @@ def test_a_version_that_fails_its_parity_check_never_serves(bundles: NumberedBun
 def test_a_version_with_other_spaces_never_serves(
     bundles: NumberedBundles, tmp_path: Path, write_test_bundle: WriteTestBundle
 ) -> None:
-    write_test_bundle(tmp_path / "lander", "LunarLander-v3")
-    bundles.folders[4] = tmp_path / "lander"
+    write_test_bundle(tmp_path / "4", "LunarLander-v3")
+    write_for_spaces(tmp_path / "5", gym.spaces.Discrete(4), gym.spaces.Discrete(2))
+    write_for_spaces(tmp_path / "6", gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.MultiBinary(1))
+    write_for_spaces(tmp_path / "7", gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Discrete(2))
+    bundles.folders |= {number: tmp_path / str(number) for number in (4, 5, 6, 7)}
 
     async def play() -> None:
         _, service, _ = await build_local(bundles)
-        bundles.now = 4
+        for number in (4, 5, 6):
+            bundles.now = number
+            await service.watch_once()
+            assert await serves(service) == 1
+        bundles.now = 7  # with other bounds
         await service.watch_once()
-        assert await serves(service) == 1
+        assert await serves(service) == 7
 
     asyncio.run(play())
 

@@ -15,7 +15,8 @@ from rl_service.training.tracking import build_trackers
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run.create(Settings(tracking=TrackingSettings(output_dir=str(tmp_path))), command=[])
+    tracking = TrackingSettings(output_dir=str(tmp_path), ray_metrics=False)  # Ray may be running
+    return Run.create(Settings(tracking=tracking), command=[])
 
 
 def train(run: Run, iterations: range, episode_return: float) -> None:
