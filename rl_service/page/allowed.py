@@ -10,7 +10,7 @@ import gymnasium as gym
 from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
-from rl_service.rollout import partly_observed  # noqa: F401 - registers environments
+from rl_service.rollout import partly_observed, text_tasks  # noqa: F401 - register environments
 
 
 def check_env_is_allowed(env: EnvSettings, allow_modules: Sequence[str]) -> None:

@@ -67,7 +67,11 @@ def train(folder: Path, *arguments: str, ray_address: str = "") -> dict[str, Any
     return result
 
 
-def train_job(job: Job, flat: Flat) -> dict[str, Any]:
+Measure = Callable[[dict[str, Any]], dict[str, Any]]
+"""From the `--json` object of a run that is still in its folder to more entries of the record."""
+
+
+def train_job(job: Job, flat: Flat, measure: Measure = lambda _: {}) -> dict[str, Any]:
     """One run in a process of its own: what it reached, and its evaluations on the way."""
     settings: dict[str, Any] = {"seed": job.seed, "env": {"id": job.env}}
     for dotted, value in flat.items():
@@ -79,6 +83,7 @@ def train_job(job: Job, flat: Flat) -> dict[str, Any]:
         shared = os.environ.get("RAY_ADDRESS", "")
         result = train(Path(folder), "--config", str(file), ray_address=shared)
         text = (Path(result["run"]) / "progress.jsonl").read_text(encoding="utf-8")
+        more = measure(result)
     rows = [json.loads(line) for line in text.splitlines()]
     scores = [row.get("evaluation/episode_return_mean") for row in rows]
     return {
@@ -86,6 +91,7 @@ def train_job(job: Job, flat: Flat) -> dict[str, Any]:
         "training_return": round(rows[-1]["episode_return_mean"], 2),
         "evaluations": [round(score, 1) for score in scores if score is not None],
         "machine": machine(),
+        **more,
     }
 
 
@@ -96,14 +102,18 @@ def read(record: Path) -> Results:
 
 
 def fill(
-    record: Path, jobs: list[Job], settings_of: Callable[[Job], Flat], parallel: int
+    record: Path,
+    jobs: list[Job],
+    settings_of: Callable[[Job], Flat],
+    parallel: int,
+    measure: Measure = lambda _: {},
 ) -> Results:
     """Trains what is missing, so many at once, and records each run as it ends; 0 trains none."""
     console, results, lock = Console(), read(record), Lock()
 
     def run(job: Job) -> None:
         try:
-            found = train_job(job, settings_of(job))
+            found = train_job(job, settings_of(job), measure)
         except subprocess.CalledProcessError as error:
             console.print(*job, f"failed with status {error.returncode}")  # the others go on
             return
@@ -134,12 +144,17 @@ def read_between(page: Path, marks: tuple[str, str]) -> str:
 
 def parallel_runs(description: str | None) -> int:
     """`--parallel` of a comparison's command line."""
-    parser = argparse.ArgumentParser(
+    parallel: int = parser(description).parse_args().parallel
+    return parallel
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Of a comparison's command line."""
+    made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs side by side")
-    parallel: int = parser.parse_args().parallel
-    return parallel
+    made.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs side by side")
+    return made
 
 
 def scores(results: Results, env: str, variant: str) -> list[float]:

@@ -15,18 +15,28 @@ from rl_service.config.presets import preset_names, preset_path
 from tests.support.environments import ENVIRONMENTS
 
 ENVS = sorted(ENVIRONMENTS)
+MLP_ALONE = (
+    "BabyAIGoToText-v0",
+    "Blackjack-v1",
+    "CliffWalking-v1",
+    "FrozenLake-v1",
+    "FrozenLakeMaps-v1",
+    "Taxi-v3",
+)
+"""Environments that a small net learns without a history."""
 
 
 def test_every_environment_has_both_presets_of_both_models() -> None:
     paper = [f"paper/{env}_{model}" for env in ENVS for model in ("ppo_ex", "ppo_gpt")]
     tuned = [f"tuned/{env}_{model}" for env in ENVS for model in ("gpt2_critic", "mlp")]
+    tuned += [f"tuned/{env}_mlp" for env in MLP_ALONE]
     others = ("_a2c", "_trpo", "_llm_policy")
     found = [
         name
         for name in preset_names()
         if not name.endswith(others) and not name.startswith(("reports/", "tuning/"))
     ]
-    assert found == [*paper, "quickstart", *tuned]
+    assert found == [*paper, "quickstart", *sorted(tuned)]
 
 
 @pytest.mark.parametrize("name", preset_names())
