@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from custom_models.configs import LLMPolicyConfig
+from custom_models.distributions import MASKED
 from custom_models.gpt2_critic import GPT2Critic
-from custom_models.heads import MASKED, GaussianHead, feed_forward, policy_head
+from custom_models.heads import GaussianHead, feed_forward, policy_head
 from custom_models.history import History
 from custom_models.interfaces import Actor, Critic
 from custom_models.language_model import load_language_model, load_tokenizer

@@ -11,7 +11,7 @@ import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 
-from custom_models.heads import distribution, masked_as
+from custom_models.distributions import distribution, masked_as
 from custom_models.interfaces import Actor, Chunks
 from rl_service.algorithms.chunks import (
     ChunkPlan,

@@ -25,8 +25,9 @@ from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
+from custom_models.distributions import MASKED, distribution
 from custom_models.draws import Draws
-from custom_models.heads import MASKED, GaussianHead, distribution
+from custom_models.heads import GaussianHead
 from custom_models.history import History
 from custom_models.interfaces import ActingCache, Chunks
 from custom_models.nets import ActorCritic

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.batch import (
     ActorRows,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from custom_models.heads import Distribution, distribution
+from custom_models.distributions import Distribution, distribution
 from custom_models.interfaces import Chunks
 from rl_service.algorithms.base import OnPolicyAlgorithm
 from rl_service.algorithms.batch import (

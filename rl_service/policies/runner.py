@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from custom_models.heads import IS_MASKED, MASKED, distribution
+from custom_models.distributions import IS_MASKED, MASKED, distribution
 from custom_models.history import History
 from custom_models.interfaces import Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.history import History
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS, CONTEXT_REWARDS
 from custom_models.spaces import ActionSpec

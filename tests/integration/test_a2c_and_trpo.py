@@ -10,7 +10,7 @@ import pytest
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.model_config import ModelConfig
 from docs.examples.train_from_python import train_policy
 from rl_service.algorithms import trpo

@@ -11,7 +11,7 @@ from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, MLPConfig
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.model_config import ModelConfig
 from custom_models.rllib_models import CONTEXT_ACTIONS, CONTEXT_OBS
 from custom_models.spaces import ActionSpec

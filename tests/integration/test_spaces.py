@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from custom_models.configs import MLPConfig
-from custom_models.heads import IS_MASKED
+from custom_models.distributions import IS_MASKED
 from custom_models.model_config import ModelConfig
 from rl_service.algorithms.batch import build_learner_batch
 from rl_service.algorithms.build import build_algorithm

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from custom_models.configs import LLMPolicyConfig
-from custom_models.heads import MASKED
+from custom_models.distributions import MASKED
 from custom_models.history import History
 from custom_models.language_model import load_tokenizer
 from custom_models.observation_text import PADDING

@@ -8,7 +8,7 @@ import gymnasium as gym
 import torch
 from ray.rllib.models import MODEL_DEFAULTS, ModelCatalog
 
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.interfaces import PADDING_SEGMENT, Chunks
 from custom_models.model_config import ModelConfig
 from custom_models.rllib_models import ActorCriticModelV2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import MLPConfig
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.interfaces import Chunks
 from custom_models.nets import build_actor_critic
 from tests.benchmarks import flops

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN, MASKED, distribution
+from custom_models.distributions import MASKED, distribution
+from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN
 from custom_models.interfaces import Chunks
 from custom_models.model_config import ModelConfig
 from rl_service.algorithms import machine_code

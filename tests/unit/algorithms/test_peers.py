@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from custom_models.configs import GPT2CriticConfig, MLPConfig
-from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN, FeedForwardActor, distribution
+from custom_models.distributions import distribution
+from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN, FeedForwardActor
 from custom_models.model_config import ModelConfig
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.batch import ActorRows

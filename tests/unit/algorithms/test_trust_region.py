@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from custom_models.heads import LOG_STD_MAX, FeedForwardActor, distribution
+from custom_models.distributions import distribution
+from custom_models.heads import LOG_STD_MAX, FeedForwardActor
 from custom_models.spaces import ActionSpec
 from rl_service.algorithms.optimizer import FlatParameters
 from rl_service.algorithms.trpo import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from custom_models.configs import GPT2CriticConfig
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.history import History, RunningHistory
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec

@@ -13,15 +13,9 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from custom_models.attention import dropout
 from custom_models.configs import MLPConfig
+from custom_models.distributions import Categorical, DiagGaussian
 from custom_models.draws import Draws
-from custom_models.heads import (
-    LOG_STD_MAX,
-    LOG_STD_MIN,
-    Categorical,
-    DiagGaussian,
-    FeedForwardActor,
-    StackActor,
-)
+from custom_models.heads import LOG_STD_MAX, LOG_STD_MIN, FeedForwardActor, StackActor
 from custom_models.history import History, RunningHistory
 from custom_models.nets import build_actor_critic
 from custom_models.spaces import ActionSpec

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from custom_models.configs import LLMPolicyConfig
-from custom_models.heads import distribution
+from custom_models.distributions import distribution
 from custom_models.history import History, RunningHistory
 from custom_models.language_model import load_tokenizer
 from custom_models.llm_policy import LLMActor

@@ -10,14 +10,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from custom_models.draws import Draws
-from custom_models.heads import (
+from custom_models.distributions import (
     MASKED,
     Categorical,
     MultiCategorical,
     distribution,
     masked_as,
 )
+from custom_models.draws import Draws
 from custom_models.spaces import ActionSpec
 
 WHEELS = spaces.MultiDiscrete([[2, 3], [4, 1]], start=[[0, 5], [-1, 0]])

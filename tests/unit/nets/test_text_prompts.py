@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config
 
 from custom_models.configs import LLMPolicyConfig
-from custom_models.heads import MASKED, distribution
+from custom_models.distributions import MASKED, distribution
 from custom_models.history import History, RunningHistory
 from custom_models.language_model import load_tokenizer
 from custom_models.llm_policy import LLMActor

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from custom_models.heads import IS_MASKED, MASKED
+from custom_models.distributions import IS_MASKED, MASKED
 from custom_models.history import History
 from custom_models.interfaces import Actor
 from custom_models.spaces import ActionSpec
