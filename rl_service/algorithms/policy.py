@@ -12,16 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
-from ray.rllib.models.catalog import ModelCatalog
-from ray.rllib.models.modelv2 import ModelV2
-from ray.rllib.models.torch.torch_action_dist import (
-    TorchCategorical,
-    TorchDiagGaussian,
-    TorchDistributionWrapper,
-    TorchMultiCategorical,
-)
 from ray.rllib.policy.sample_batch import SampleBatch
-from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.policy.view_requirement import ViewRequirement
 from torch import Tensor
 
@@ -44,16 +35,17 @@ from rl_service.algorithms.chunks import IntArray
 from rl_service.algorithms.compiled import CompiledSteps, Loss, SquaredError, compiled_steps
 from rl_service.algorithms.optimizer import FlatOptimizer, GradientSteps, MinibatchStep
 from rl_service.algorithms.peers import ALONE, NETS, Peers
+from rl_service.algorithms.rllib_policy import RLlibPolicy
 from rl_service.config.settings import Settings
 from rl_service.rollout.filters import RunningMeanStd
-from rl_service.rollout.fragments import ACTOR_INPUTS, Columns, rows_from_view
+from rl_service.rollout.fragments import ACTOR_INPUTS, Columns
 from rl_service.rollout.sampler import Acted
 
 ADAM_EPSILON = 1e-5
 _UPDATE_METHODS = ("update_actor", "update_critic", "fit_critic")
 
 
-class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
+class ActorCriticPolicy(RLlibPolicy):
     """Base of PPO, A2C and TRPO: subclasses write `update_actor`, and `actor_loss` if they step.
 
     On rollout workers it is only an actor: the critic, both optimisers and the statistics of the
@@ -147,32 +139,6 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         )
         return ours and any(isinstance(steps, CompiledSteps) for steps in self.steps.values())
 
-    def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
-        """The custom model of the settings, without a critic on rollout workers."""
-        model_config = dict(self.config["model"])
-        model_config["custom_model_config"] = {
-            **model_config["custom_model_config"],
-            "with_critic": self.is_learner,
-        }
-        model = ModelCatalog.get_model_v2(
-            self.observation_space,
-            self.action_space,
-            self.action_spec.num_dist_inputs,
-            model_config,
-            "torch",
-        )
-        return model, self._rllib_distribution()
-
-    def _rllib_distribution(self) -> Any:
-        """What RLlib's own sampler draws from."""
-        if self.action_spec.kind == "multi_discrete":
-            return partial(TorchMultiCategorical, input_lens=list(self.action_spec.sizes))
-        return TorchCategorical if self.action_spec.kind == "discrete" else TorchDiagGaussian
-
-    def optimizer(self) -> list[torch.optim.Optimizer]:
-        """None of RLlib's: actor and critic have their own, see `build_optimizers`."""
-        return []
-
     def build_optimizers(self) -> dict[str, FlatOptimizer]:
         """Separate Adam optimisers for actor and critic, as in GPT2PPO."""
         return {
@@ -231,23 +197,6 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         if masks is not None:
             dist_inputs = np.where(masks, dist_inputs, np.float32(MASKED))
         return Acted(draws(dist_inputs), dist_inputs, inputs)
-
-    def extra_action_out(
-        self, input_dict: Any, state_batches: Any, model: Any, action_dist: Any
-    ) -> dict[str, Tensor]:
-        """What RLlib's own sampler keeps in addition when it acts."""
-        if self.net.actor.num_inputs is None:
-            return {}
-        return {ACTOR_INPUTS: model.last_inputs}
-
-    def postprocess_trajectory(
-        self,
-        sample_batch: SampleBatch,
-        other_agent_batches: dict[Any, Any] | None = None,
-        episode: Any = None,
-    ) -> SampleBatch:
-        """RLlib's own sampler calls this once per piece: lays it out as rows of a fragment."""
-        return rows_from_view(sample_batch, self.num_context_steps)
 
     def advantages(
         self, batch: Columns, segments: IntArray, values: npt.NDArray[np.float32]
@@ -338,23 +287,6 @@ class ActorCriticPolicy(TorchPolicyV2):  # type: ignore[misc]
         """Fraction of the run that is done, 0…1, from RLlib's global timestep."""
         total = self.settings.total_env_steps
         return min(1.0, self.global_timestep / total) if total else 0.0
-
-    def get_weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The actor's weights that learning changes, which are all that rollout workers need."""
-        return {name: p.cpu().numpy() for name, p in self.net.actor.trainable_state().items()}
-
-    def set_weights(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
-        self.net.actor.load(
-            {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
-        )
-
-    def get_state(self) -> dict[str, Any]:
-        """Weights for a worker that (re)joins; the learner's state is `get_learner_state`."""
-        return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.set_weights(state["weights"])
-        self.global_timestep = state["global_timestep"]
 
     def get_learner_state(self) -> dict[str, Any]:
         """Everything that learning has changed: nets, optimisers, statistics, random state."""
