@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from custom_models.spaces import ActionSpec, FloatArray
+from custom_models.text import brief
 from rl_service.common.errors import ObservationError
 from rl_service.policies.spaces import ACTION_MASK, Space, TextSpec, observed_part
 
@@ -29,13 +30,16 @@ class ObservationReader:
     def __init__(self, space: Space, action_spec: ActionSpec, *, uses_masks: bool) -> None:
         self.space, self.action_spec = space, action_spec
         self.observed = observed_part(space)
+        self.row_shape = self.observed.row_shape
+        self.words = brief(space.words)
+        """What an observation is, for people."""
         self._brings_mask = self.observed != space
         self._uses_masks = uses_masks
 
     def read(
         self, observation: Any, mask: Any = None, place: str = "observation"
     ) -> tuple[FloatArray, Mask | None]:
-        """A row of the shape `observed.row_shape`, and which logits are allowed (D,), if not all.
+        """A row of the shape `row_shape`, and which logits are allowed (D,), if not all.
 
         Args:
             observation: as the environment gives it; a text may also be
@@ -64,7 +68,7 @@ class ObservationReader:
             raise ObservationError(
                 f"{place}: it says which actions are allowed; give no other action_mask"
             )
-        return row.reshape(self.observed.row_shape), self.read_mask(mask if own is None else own)
+        return row.reshape(self.row_shape), self.read_mask(mask if own is None else own)
 
     def read_mask(self, mask: Any) -> Mask | None:
         """Which logits are allowed (D,); None if all are.

@@ -137,16 +137,22 @@ class DictSpec(_Nested):
         inner = (f"{brief(name)}: {part.words}" for name, part in self.spaces.items())
         return f"an object of {{{'; '.join(inner)}}}"
 
+    @property
+    def _names(self) -> str:
+        return ", ".join(map(brief, self.spaces))
+
     def flatten(self, value: Any, place: str = "observation") -> FloatArray:
-        names = ", ".join(map(brief, self.spaces))
         if not isinstance(value, Mapping):
+            kind = type(value).__name__
             raise ObservationError(
-                f"{place}: expected an object, found {type(value).__name__}; give one with {names}"
+                f"{place}: expected an object, found {kind}; give one with {self._names}"
             )
-        wrong = min(self.spaces.keys() ^ value.keys(), default=None, key=str)
-        if wrong is not None:
+        if value.keys() != self.spaces.keys():
+            wrong = min(self.spaces.keys() ^ value.keys(), key=str)
             what = "missing" if wrong in self.spaces else "unknown"
-            raise ObservationError(f"{place}.{brief(wrong)}: it is {what}; give exactly {names}")
+            raise ObservationError(
+                f"{place}.{brief(wrong)}: it is {what}; give exactly {self._names}"
+            )
         return np.concatenate(
             [part.flatten(value[k], f"{place}.{brief(k)}") for k, part in self.spaces.items()]
         )

@@ -197,7 +197,7 @@ def read_observations(
         raise RequestError(
             422, "wrong_shape", f"action_mask is of {len(masks)} rows; there are {len(rows)}"
         )
-    shape = reader.observed.row_shape
+    shape = reader.row_shape
     try:
         if isinstance(reader.space, BoxSpec):
             obs = as_array(rows, shape, what)

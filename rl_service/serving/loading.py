@@ -37,8 +37,8 @@ _STUCK_S = 120.0
 """... it has answered nothing for this long."""
 _QUICK_WORK = 2e8
 """Multiplications of a batch in the event loop: about 20 ms."""
-_QUICK_HISTORIES = 16
-"""Of a batch; reading more takes the event loop milliseconds."""
+_QUICK_ROWS = 16
+"""Histories or observations of many parts; reading more takes the event loop milliseconds."""
 _CRITIC_ROWS = 64
 """Of one pass: a row is a sequence of many tokens."""
 
@@ -132,12 +132,16 @@ class Loader:
                 del self._loading[key]
 
     async def recall(self, recall: Recall, num_earlier: int, num_histories: int) -> History | None:
-        """Histories of a batch, without keeping other requests waiting."""
-        if num_histories <= _QUICK_HISTORIES:
-            return recall(num_earlier)
+        """Histories of a batch."""
+        return await self.apart(num_histories, recall, num_earlier)
+
+    async def apart(self, num_rows: int, function: Callable[..., T], *arguments: object) -> T:
+        """What reads rows of a batch one by one; many do not keep other requests waiting."""
+        if num_rows <= _QUICK_ROWS:
+            return function(*arguments)
         # Not where bundles are read: a registry that does not answer would keep requests waiting.
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._large_batches, recall, num_earlier)
+        return await loop.run_in_executor(self._large_batches, function, *arguments)
 
     async def critic(self, loaded: Loaded) -> CriticRunner:
         """The critic of a version, read when it is asked for the first time.

@@ -11,9 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from custom_models.text import brief, nearest
+from custom_models.text import nearest
 from rl_service.common.errors import BundleError, RegistryError
 from rl_service.policies.runner import Actions
+from rl_service.policies.simple_spaces import BoxSpec
 from rl_service.serving.inputs import (
     Limits,
     OpenSession,
@@ -131,11 +132,13 @@ class Service:
         if masks and not isinstance(masks[0], list):
             masks = [masks]
         key = "observation" if single else "observations"
-        obs, mask = read_observations(rows, masks, chosen.policy.reader, key)
+        reader = chosen.policy.reader
+        num_slow = 0 if isinstance(reader.space, BoxSpec) else len(rows)
+        obs, mask = await self.loader.apart(num_slow, read_observations, rows, masks, reader, key)
         given = request.history
         if given is not None and not isinstance(given, list):
             given = [given]
-        recall = partial(read_histories, given, obs, chosen.policy.reader)
+        recall = partial(read_histories, given, obs, reader)
         loaded, actions = await versions.act(
             chosen,
             obs,
@@ -313,7 +316,7 @@ def _unknown_session() -> RequestError:
 
 
 def _one(loaded: Loaded) -> str:
-    return f'{{"observation": {brief(loaded.policy.reader.space.words)}}}'
+    return f'{{"observation": {loaded.policy.reader.words}}}'
 
 
 def _reply(loaded: Loaded, actions: Actions, single: bool, *, carried: bool = False) -> Reply:

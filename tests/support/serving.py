@@ -122,3 +122,8 @@ def write_for_spaces(
         evaluation={},
         provenance={},
     )
+
+
+def as_json(value: Any) -> Any:
+    """What an environment gives, as a client sends it."""
+    return json.loads(json.dumps(value, default=lambda array: array.tolist()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,11 @@ from rl_service.policies import load_bundle
 from rl_service.serving.client import AsyncPolicyClient, PolicyServiceError
 from tests.conftest import WriteTestBundle
 from tests.support.locks import Locks
-from tests.support.serving import NumberedBundles, ask, build_local, write_for_spaces
+from tests.support.serving import NumberedBundles, as_json, ask, build_local, write_for_spaces
 
 STACK = MLPConfig(actor_net="stack", actor_context_length=3, history_actions=True)
 SMALL = MLPConfig(hidden_sizes=(8,), critic_hidden_sizes=(8,))
 ACT, SESSIONS = "/v1/policies/p/act", "/v1/sessions"
-
-
-def as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=lambda array: array.tolist()))
 
 
 @pytest.mark.parametrize("model", [SMALL, STACK], ids=["mlp", "stack"])
