@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # a policy that acts needs no environments
 
 FloatArray = npt.NDArray[np.float32]
 
+ACTION_MASK = "action_mask"
+"""Key of an action mask, in the info or in a Dict observation."""
 _NO_BOUND = 1e30
 """Bounds this wide (some environments use the largest float) are none."""
 

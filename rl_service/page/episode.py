@@ -17,7 +17,7 @@ from PIL import Image
 
 from custom_models.history import RunningHistory
 from custom_models.kinds import allow_module
-from custom_models.spaces import FloatArray
+from custom_models.spaces import ACTION_MASK, FloatArray
 from rl_service.common.errors import BundleError, EnvError, ObservationError
 from rl_service.config.settings import EnvSettings
 from rl_service.page.allowed import check_env_is_allowed
@@ -27,7 +27,6 @@ from rl_service.policies.bundle import BundledPolicy, load_bundle
 from rl_service.policies.runner import Actions, CriticRunner, critic_of
 from rl_service.rollout.env_failures import exception_text, failure_text, not_finite
 from rl_service.rollout.envs import make_env
-from rl_service.rollout.flat import ACTION_MASK
 from rl_service.training.evaluation import check_spaces, evaluate
 from rl_service.training.video import DEFAULT_FPS, draw, make_drawable_env
 

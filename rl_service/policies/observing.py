@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from custom_models.spaces import ActionSpec, FloatArray
+from custom_models.spaces import ACTION_MASK, ActionSpec, FloatArray
 from custom_models.text import brief
 from rl_service.common.errors import ObservationError
-from rl_service.policies.spaces import ACTION_MASK, Space, TextSpec, observed_part
+from rl_service.policies.spaces import Space, TextSpec, observed_part
 
 TEXT, ACTIONS = "text", "admissible_actions"
 """Keys of a text that comes with the actions to choose among."""

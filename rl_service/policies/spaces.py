@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from custom_models.spaces import FloatArray
+from custom_models.spaces import ACTION_MASK, FloatArray
 from custom_models.text import brief
 from custom_models.text_rows import read_row, text_row
 from rl_service.common.errors import ObservationError
@@ -25,8 +25,6 @@ from rl_service.policies.simple_spaces import (
 if TYPE_CHECKING:  # a policy that acts needs no environments
     import gymnasium as gym
 
-ACTION_MASK = "action_mask"
-"""Key of the action mask in a Dict observation."""
 _MAX_DEPTH, _MAX_PARTS, _MAX_CHARACTERS = 8, 1000, 2**20
 _SAMPLED_CHARACTERS = 5
 

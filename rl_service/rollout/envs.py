@@ -14,14 +14,14 @@ import gymnasium as gym
 import numpy as np
 
 from custom_models.kinds import callables_of, import_own
-from custom_models.spaces import ActionSpec
+from custom_models.spaces import ACTION_MASK, ActionSpec
 from custom_models.text import nearest, one_line
 from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout import text_tasks  # noqa: F401 - registers environments
 from rl_service.rollout.env_failures import exception_text, not_a_number, outside_space
-from rl_service.rollout.flat import ACTION_MASK, AnyEnv, FlatObservation, flat_env, with_masks_apart
+from rl_service.rollout.flat import AnyEnv, FlatObservation, flat_env, with_masks_apart
 from rl_service.rollout.partly_observed import HiddenEntries, ObservedReward
 from rl_service.rollout.text_env import TextObservation, observes_text
 

@@ -9,11 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from custom_models.spaces import FloatArray
+from custom_models.spaces import ACTION_MASK, FloatArray
 
 AnyEnv = gym.Env[Any, Any]
-ACTION_MASK = "action_mask"
-"""Key of an action mask, in the info or in a Dict observation."""
 
 _FLATTENED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

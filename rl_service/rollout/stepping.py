@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from custom_models.spaces import ActionSpec
+from custom_models.spaces import ACTION_MASK, ActionSpec
 from rl_service.common.errors import TrainingFailedError
 from rl_service.rollout.env_failures import (
     FailedEpisode,
@@ -22,7 +22,6 @@ from rl_service.rollout.env_failures import (
     not_finite,
     too_many_failures,
 )
-from rl_service.rollout.flat import ACTION_MASK
 
 logger = logging.getLogger(__name__)
 

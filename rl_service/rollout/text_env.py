@@ -14,11 +14,10 @@ import gymnasium as gym
 import numpy as np
 
 from custom_models.kinds import import_object
-from custom_models.spaces import FloatArray
+from custom_models.spaces import ACTION_MASK, FloatArray
 from custom_models.text import one_line
 from custom_models.text_rows import LARGEST_CODE_POINT, MAX_ACTIONS, text_row
 from rl_service.config.settings import EnvSettings
-from rl_service.rollout.flat import ACTION_MASK
 
 ADMISSIBLE_ACTIONS = "admissible_actions"
 """Key of the actions' texts in an environment's `info`."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
+from custom_models.spaces import ACTION_MASK
 from rl_service import __version__
-from rl_service.policies.spaces import ACTION_MASK, DictSpec
+from rl_service.policies.spaces import DictSpec
 from rl_service.policies.spec import PolicySpec
 from rl_service.serving.body_types import json_type
 from rl_service.serving.inputs import OpenSession

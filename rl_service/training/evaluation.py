@@ -19,13 +19,12 @@ import numpy.typing as npt
 import torch
 
 from custom_models.history import RunningHistory
-from custom_models.spaces import ActionSpec
+from custom_models.spaces import ACTION_MASK, ActionSpec
 from rl_service.common.errors import EnvError, SettingsError
 from rl_service.config.settings import MAX_EVALUATED_STEPS, EnvSettings
 from rl_service.policies.runner import PolicyRunner
 from rl_service.rollout.env_failures import exception_text, failure_text, not_finite
 from rl_service.rollout.envs import make_env, raw_observation_space
-from rl_service.rollout.flat import ACTION_MASK
 from rl_service.training.video import AddFrame, make_drawable_env, mp4_video
 
 NUM_PARALLEL_ENVS = 16
