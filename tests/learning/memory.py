@@ -212,9 +212,8 @@ def _draw_figure(results: Results) -> None:
             scores = training.scores(results, name, variant)
             color = COLORS[variant.split(" | ")[0].split(",")[0]]
             axes.plot(scores, [place] * len(scores), "o", color=color, alpha=0.6, markersize=6)
-            axes.plot(
-                [np.mean(scores)] if scores else [], [place], "|", color="black", markersize=16
-            )
+            if scores:
+                axes.plot([np.mean(scores)], [place], "|", color="black", markersize=16)
         labels = [variant.replace(" | ", ", ") for variant in task.variants]
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(task.variants) - 0.5, -0.5)

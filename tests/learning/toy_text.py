@@ -17,7 +17,7 @@ RAW = training.ROOT / "docs" / "results" / "toy_text.json"
 PAGE = RAW.with_suffix(".md")
 MARKS = ("<!-- table of tests.learning.toy_text -->\n", "<!-- end of the table -->\n")
 VARIANT = "mlp"
-SEEDS = (1000, 2000, 3000)
+SEEDS = (1000, 2000, 3000, 4000, 5000)
 """So far apart that no two runs are evaluated on the same episodes."""
 COMMON: Flat = {
     "model.name": VARIANT,
