@@ -135,7 +135,7 @@ class Trainer:
             )
 
     def _tell_of_collapse(self, entropy: float) -> None:
-        """Reports once that a policy has all but stopped to try other actions."""
+        """Reports once that a policy has all but stopped trying other actions."""
         spec = self.algo.learner_policy.action_spec
         if not spec.is_categorical or self._low_entropy_for == _LOW_FOR:
             return
