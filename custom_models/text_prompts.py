@@ -35,8 +35,8 @@ _PLACE = "\ue000"
 """Stands for a prompt's own text while a chat template is filled in; of no language."""
 _BEGINNINGS = ("a", "A", "0", " ", "  ", "\n", "\n\n", "\t", ".", "-", "é", "中", "\u0301")
 """Texts that a tokenizer may join, each in its own way, to what stands before them."""
-_MOST_KNOWN = 2**14
-"""Texts whose tokens are kept."""
+_MOST_KNOWN, _MOST_TOKENS = 2**14, 2**22
+"""Texts whose tokens are kept, and their tokens in all, 16 MB: a prompt may have thousands."""
 
 
 class TextPromptWriter:
@@ -225,6 +225,7 @@ class _Known:
     def __init__(self, read: Callable[[Sequence[str]], list[list[int]]]) -> None:
         self._read = read
         self._tokens: dict[str, Tokens] = {}
+        self._num_tokens = 0
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text; threads may ask at once."""
@@ -233,8 +234,10 @@ class _Known:
         if missing:
             rows = [np.array(row, np.int32) for row in self._read(missing)]
             read = dict(zip(missing, rows, strict=True))
-            if len(self._tokens) + len(read) > _MOST_KNOWN:
+            self._num_tokens += sum(map(len, rows))
+            if len(self._tokens) + len(read) > _MOST_KNOWN or self._num_tokens > _MOST_TOKENS:
                 self._tokens.clear()
+                self._num_tokens = sum(map(len, rows))
             self._tokens.update(read)
             found.update(read)
         return [found[text] for text in texts]  # type: ignore[misc]  # none is missing now

@@ -158,7 +158,7 @@ def _resumed(
 
         settings = locate_base_model(settings, checkpoint, base_model)
     loaded = change_settings(settings, iterations=iterations, overrides=overrides)
-    if problems := [*check_machine(loaded.settings), *check_folder(run.path)]:
+    if problems := [*check_machine(loaded.settings, resumes=True), *check_folder(run.path)]:
         raise SettingsError(problems)
     return run, loaded
 

@@ -84,15 +84,21 @@ def raw_observation_space(env: AnyEnv) -> gym.Space[Any]:
     return env.observation_space
 
 
-def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
+def try_env(
+    env: EnvSettings, *, may_be_endless: bool = False
+) -> tuple[gym.spaces.Box, gym.Space[Any]]:
     """Resets an environment and takes one step in it, as training will do many times.
+
+    Args:
+        env: its settings.
+        may_be_endless: whether its episodes may last for ever.
 
     Returns:
         Its observation space (flat float32) and its action space.
 
     Raises:
         EnvError: as `make_env`, or if it violates gymnasium's interface or its own spaces, or its
-            episodes may last for ever.
+            episodes do not end.
     """
     with closing(make_env(env)) as made:
         space = made.observation_space
@@ -107,8 +113,8 @@ def try_env(env: EnvSettings) -> tuple[gym.spaces.Box, gym.Space[Any]]:
                     _random_action(made, info, rng)
                 )
                 error = outside_space(obs, space) or not_a_number(reward)
-            endless = error is None and not (terminated or truncated)
-            endless = endless and _seems_endless(made, info, rng)
+            goes_on = error is None and not (may_be_endless or terminated or truncated)
+            endless = goes_on and _seems_endless(made, info, rng)
         except Exception as raised:  # an environment may raise anything
             error = exception_text(raised)
         if error is None and not endless:
@@ -129,6 +135,8 @@ def _random_action(env: AnyEnv, info: dict[str, Any], rng: np.random.Generator) 
     """
     spec = ActionSpec.from_space(env.action_space)
     if not spec.is_categorical:
+        if info.get(ACTION_MASK) is not None:
+            raise ValueError("it masks actions that are a Box; set env.action_masks=false")
         return spec.middle[0]
     logits = rng.random((1, spec.num_dist_inputs), np.float32)
     if info.get(ACTION_MASK) is not None:

@@ -63,7 +63,10 @@ class FlatObservation(gym.ObservationWrapper[FloatArray, Any, Any]):
     def __init__(self, env: AnyEnv, raw: gym.Space[Any], *, flatten_images: bool) -> None:
         super().__init__(env)
         self._space = env.observation_space
-        for part in parts_of(self._space):
+        parts = list(parts_of(self._space))
+        if not parts:
+            raise TypeError(f"observation space {raw} has nothing but its action mask to read")
+        for part in parts:
             _check_readable(part, flatten_images)
         flat = spaces.flatten_space(self._space)
         assert isinstance(flat, spaces.Box)  # as all parts can be flattened

@@ -89,7 +89,7 @@ class TextObservation(gym.Wrapper[FloatArray, Any, Any, Any]):
         text = self._describe(obs, info)
         if not isinstance(text, str):
             raise TypeError(f"the observation's text is a {type(text).__name__}; give a str")
-        self._actions = list(info.get(ADMISSIBLE_ACTIONS, ()))
+        self._actions = _offered(info)
         if self._actions:
             info = {**info, ACTION_MASK: self._mask()}
         elif self._takes_text and not is_over:
@@ -100,7 +100,11 @@ class TextObservation(gym.Wrapper[FloatArray, Any, Any, Any]):
         return text_row(text, self._actions, self._max_length), info
 
     def _mask(self) -> Any:
-        assert isinstance(self.action_space, gym.spaces.Discrete)
+        if not isinstance(self.action_space, gym.spaces.Discrete):
+            raise TypeError(
+                f"admissible actions are for an action space that is Text or Discrete, and this is "
+                f"{self.action_space}; leave them out"
+            )
         size = int(self.action_space.n)
         if len(self._actions) > size:
             raise ValueError(
@@ -108,6 +112,27 @@ class TextObservation(gym.Wrapper[FloatArray, Any, Any, Any]):
                 f"{size}; offer fewer"
             )
         return (np.arange(size) < len(self._actions)).astype(np.int8)
+
+
+def _offered(info: dict[str, Any]) -> list[str]:
+    """The admissible actions of an info, if there are any.
+
+    Raises:
+        TypeError: if they are no texts.
+        ValueError: if there is a mask, too: it would count the actions in another way.
+    """
+    actions = info.get(ADMISSIBLE_ACTIONS)
+    if actions is None:
+        return []
+    offered = list(actions)
+    if isinstance(actions, str) or not all(isinstance(action, str) for action in offered):
+        raise TypeError(f'info["{ADMISSIBLE_ACTIONS}"] is no list of texts; give one')
+    if offered and info.get(ACTION_MASK) is not None:
+        raise ValueError(
+            f'info has both "{ADMISSIBLE_ACTIONS}" and "{ACTION_MASK}"; give one of them, or set '
+            f"env.action_masks=false to leave the mask out"
+        )
+    return offered
 
 
 def _check_settings(settings: EnvSettings) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from custom_models.spaces import ACTION_MASK
 from rl_service import __version__
+from rl_service.policies.simple_spaces import MultiDiscreteSpec
 from rl_service.policies.spaces import DictSpec
 from rl_service.policies.spec import PolicySpec
 from rl_service.serving.body_types import json_type
@@ -111,7 +112,9 @@ def example_observation(spec: PolicySpec) -> Any:
     space = spec.observation_space
     if isinstance(space, DictSpec) and ACTION_MASK in space.spaces:
         mask = space.spaces[ACTION_MASK]
-        return example | {ACTION_MASK: mask.unflatten(np.ones(mask.size))}
+        # Of a component that is one of 0 and 1, the last of the two entries.
+        row = np.arange(mask.size) if isinstance(mask, MultiDiscreteSpec) else np.ones(mask.size)
+        return example | {ACTION_MASK: mask.unflatten(row)}
     return example
 
 

@@ -35,6 +35,9 @@ _MOST = {b":": ("keys", 20_000), b"[": ("lists", 100_000), b",": ("values", 500_
 """Limits of a body, checked by counting these bytes. Parsing holds the replica's event loop: a body
 at a limit takes about 0.1 s."""
 
+_MOST_NUMBERS = 2**25
+"""Of the rows of one request, 128 MB: a choice or a text of a few bytes may be a long row."""
+
 
 class Limits(BaseModel):
     """Bounds that keep one client from taking the service from all others."""
@@ -190,7 +193,8 @@ def read_observations(
         (B, *row_shape), and (B, D) or None if all are allowed.
 
     Raises:
-        RequestError: 422 if one does not fit the policy's spaces, or a mask allows no action.
+        RequestError: 422 if one does not fit the policy's spaces, or a mask allows no action; 413
+            if they would take too much memory.
     """
     masks = [None] * len(rows) if masks is None else masks
     if len(masks) != len(rows):
@@ -198,6 +202,10 @@ def read_observations(
             422, "wrong_shape", f"action_mask is of {len(masks)} rows; there are {len(rows)}"
         )
     shape = reader.row_shape
+    most = _MOST_NUMBERS // math.prod(shape)
+    if len(rows) > most:
+        message = f"{what} hold {len(rows)} rows; send {most} at most, as each one is long"
+        raise RequestError(413, "batch_size", message)
     try:
         if isinstance(reader.space, BoxSpec):
             obs = as_array(rows, shape, what)
@@ -250,8 +258,10 @@ def read_histories(
                 f"{len(history.actions)} actions; send the action that was taken at each "
                 f"observation before this one",
             )
-        earlier, _ = read_observations(history.observations, None, reader, "history.observations")
-        actions = _read_actions(history.actions, reader.action_spec)
+        # A row may be far larger than its JSON, so what is not read must not become one.
+        last = history.observations[-num_earlier:]
+        earlier, _ = read_observations(last, None, reader, "history.observations")
+        actions = _read_actions(history.actions[-num_earlier:], reader.action_spec)
         flat = earlier.reshape(len(earlier), row.size)
         histories.append(episode(flat, actions, row.reshape(-1), reader.action_spec, num_earlier))
     return History(*(np.concatenate(parts) for parts in zip(*histories, strict=True)))

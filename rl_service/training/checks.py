@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
+from pydantic import ValidationError
 
 from custom_models.spaces import ActionSpec, observation_size
 from rl_service.common.errors import EnvError, RegistryError
 from rl_service.config.arithmetic import check_arithmetic
 from rl_service.config.settings import EnvSettings, ResourceSettings, Settings
 from rl_service.policies.registry import PolicyRegistry
-from rl_service.policies.spec import problems_of_bundles
+from rl_service.policies.spaces import space_spec
+from rl_service.policies.spec import first_problem, problems_of_bundles
 from rl_service.rollout.autoscaler import check_policy
-from rl_service.rollout.envs import try_env
+from rl_service.rollout.envs import make_env, raw_observation_space, try_env
 from rl_service.rollout.pool import try_pool
 from rl_service.rollout.text_env import TextRows
 from rl_service.runtime.machine import available_cpus, available_gpus, missing_cpus
@@ -31,9 +34,14 @@ def check_settings(settings: Settings) -> list[str]:
     return [*problems, *check_output(Path(settings.tracking.output_dir))]
 
 
-def check_machine(settings: Settings) -> list[str]:
-    """The same for the environment, weights, registry, scaling policy, CPUs and GPUs."""
-    problems = [*_env_problems(settings), *settings.model.weights_problems()]
+def check_machine(settings: Settings, *, resumes: bool = False) -> list[str]:
+    """The same for the environment, weights, registry, scaling policy, CPUs and GPUs.
+
+    Args:
+        settings: of the run.
+        resumes: whether the run goes on, in the environment that it has begun with.
+    """
+    problems = [*_env_problems(settings, resumes), *settings.model.weights_problems()]
     problems += check_policy(settings.resources)
     problems += _registry_problems(settings.tracking.registry)
     if not os.environ.get("RAY_ADDRESS"):
@@ -41,18 +49,34 @@ def check_machine(settings: Settings) -> list[str]:
     return problems
 
 
-def _env_problems(settings: Settings) -> list[str]:
+def _env_problems(settings: Settings, resumes: bool) -> list[str]:
     """Tries the environment; a language model must also be able to write its observations."""
     try:
-        observation_space, action_space = try_env(settings.env)
+        observation_space, action_space = try_env(settings.env, may_be_endless=resumes)
         if settings.env.backend == "envpool":
             try_pool(settings.env, observation_space, action_space)
+        undescribed = _undescribed_spaces(settings.env)
     except EnvError as error:
         return [str(error)]
     size, spec = observation_size(observation_space), ActionSpec.from_space(action_space)
-    problems = problems_of_bundles(settings.model, size, spec.num_dist_inputs)
+    problems = [*undescribed, *problems_of_bundles(settings.model, size, spec.num_dist_inputs)]
     unreadable = _reading_problems(settings, observation_space)
     return [*problems, *(unreadable or settings.model.prompt_problems(size, spec))]
+
+
+def _undescribed_spaces(env: EnvSettings) -> list[str]:
+    """Why no bundle can describe the spaces, such as a part without entries."""
+    with closing(make_env(env)) as made:
+        spaces = raw_observation_space(made), made.action_space
+    try:
+        for space in spaces:
+            space_spec(space)
+    except ValidationError as error:
+        problem = first_problem(error)
+        return [
+            f"no bundle can describe the spaces of {env.id}: {problem}; change them in a wrapper"
+        ]
+    return []
 
 
 def _reading_problems(settings: Settings, space: gym.spaces.Box) -> list[str]:

@@ -20,9 +20,13 @@ import torch
 
 from custom_models.history import RunningHistory
 from custom_models.spaces import ACTION_MASK, ActionSpec
+from custom_models.text import brief
 from rl_service.common.errors import EnvError, SettingsError
 from rl_service.config.settings import MAX_EVALUATED_STEPS, EnvSettings
+from rl_service.policies.bundle import BundledPolicy
 from rl_service.policies.runner import PolicyRunner
+from rl_service.policies.simple_spaces import BoxSpec
+from rl_service.policies.spaces import observed_part, space_spec
 from rl_service.rollout.env_failures import exception_text, failure_text, not_finite
 from rl_service.rollout.envs import make_env, raw_observation_space
 from rl_service.training.video import AddFrame, make_drawable_env, mp4_video
@@ -156,6 +160,15 @@ def check_spaces(runner: PolicyRunner, env: gym.Env[Any, Any], env_id: str) -> N
             f"environment {env_id} has observations of shape {flat} but the policy reads "
             f"{runner.observation_shape}; evaluate it in the environment it was trained in"
         )
+    read = runner.spec.observed_space if isinstance(runner, BundledPolicy) else None
+    if read is not None and not isinstance(read, BoxSpec):  # rows of one length are not all alike
+        theirs = observed_part(space_spec(raw))
+        if theirs.layout != read.layout:
+            raise EnvError(
+                f"environment {env_id} has observations that are {brief(theirs.words)}, but the "
+                f"policy reads {brief(read.words)}; evaluate it in the environment it was trained "
+                f"in"
+            )
     action_spec = ActionSpec.from_space(env.action_space)
     if action_spec != runner.action_spec:
         raise EnvError(

@@ -101,7 +101,11 @@ class Run:
         path = _find(run)
         try:
             settings = load_settings(
-                config=path / _CONFIG, model=None, algorithm=None, env=None, overrides=[]
+                config=path / _CONFIG,
+                model=None,
+                algorithm=None,
+                env=None,
+                overrides=_as_before(path / _CONFIG),
             ).settings
         except SettingsError as error:
             raise CheckpointError(
@@ -207,6 +211,15 @@ def _lock_or_refuse(descriptor: int, path: Path) -> None:
 def _experiment(settings: Settings) -> str:
     default = f"{settings.model.short_name}_{settings.algorithm.short_name}_{settings.env.id}"
     return as_folder_name(settings.tracking.experiment or default)
+
+
+def _as_before(config: Path) -> list[str]:
+    """What a run of an earlier release goes on with, where its settings say nothing."""
+    try:
+        text = config.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # told where the settings are read
+        return []
+    return [] if "action_masks:" in text else ["env.action_masks=false"]
 
 
 def _find(run: str | Path) -> Path:

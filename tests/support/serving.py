@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium as gym
 import httpx
 from fastapi import FastAPI
-from gymnasium import spaces
 
 from custom_models.configs import MLPConfig
 from custom_models.model_config import ModelConfig
@@ -21,6 +20,7 @@ from rl_service.config.settings import EnvSettings
 from rl_service.page.library import RunLibrary
 from rl_service.page.play import PlayRoom
 from rl_service.policies import write_bundle
+from rl_service.policies.spaces import observed_part, space_spec
 from rl_service.serving.api import Api
 from rl_service.serving.inputs import Limits
 from rl_service.serving.local import InProcess
@@ -107,12 +107,12 @@ def write_for_spaces(
     model: ModelConfig | None = None,
 ) -> None:
     """The bundle of an untrained net, for spaces that no environment here has."""
-    size = observations.max_length if isinstance(observations, spaces.Text) else 0
+    size = observed_part(space_spec(observations)).size
     write_bundle(
         path,
         net=build_actor_critic(
             model or MLPConfig(hidden_sizes=(8,), critic_hidden_sizes=(8,)),
-            size or spaces.flatdim(observations),
+            size,
             ActionSpec.from_space(actions),
         ),
         spaces=(observations, actions),

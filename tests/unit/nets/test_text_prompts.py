@@ -170,6 +170,17 @@ def test_the_known_texts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch
     assert len(writer._prompt_tokens._tokens) <= 5
 
 
+def test_nor_do_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16,384 prompts of 4096 tokens took 400 MB in each process."""
+    monkeypatch.setattr("custom_models.text_prompts._MOST_TOKENS", 100, raising=False)
+    writer = write(text_config())
+    for start in range(0, 12, 3):
+        texts = [f"{'text ' * 4}{i}" for i in range(start, start + 3)]  # of about 30 tokens each
+        lengths = [len(f"{text}\nAction:") for text in texts]
+        assert [len(row) for row in whole_rows(writer, first(texts))] == lengths
+        assert sum(map(len, writer._prompt_tokens._tokens.values())) <= 100
+
+
 @pytest.mark.parametrize(
     ("template", "task", "before"),
     [

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from custom_models.history import History
-from rl_service.common.errors import TrainingFailedError
+from rl_service.common.errors import EnvError, TrainingFailedError
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env, raw_observation_space, try_env
 from rl_service.rollout.sampler import Acted, VectorSampler
@@ -83,6 +83,26 @@ def test_the_toy_text_environments_can_be_read(env_id: str, size: int) -> None:
     space, action_space = try_env(EnvSettings(id=env_id, max_episode_steps=100))
     assert space.shape == (size,)
     assert isinstance(action_space, spaces.Discrete)
+
+
+class MasksAlone(Samples):
+    """Observes nothing but a mask; its actions may be numbers, which no mask fits."""
+
+    def __init__(self, extra: bool = False) -> None:
+        parts: dict[str, Any] = {"action_mask": spaces.MultiBinary(2)}
+        self.observation_space = spaces.Dict(parts | ({"x": spaces.Discrete(2)} if extra else {}))
+        self.shown = []
+        self.action_space = spaces.Box(-1, 1, (1,)) if extra else spaces.Discrete(2)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [(False, "nothing but its action mask"), (True, "set env.action_masks=false")],
+)
+def test_a_mask_without_observations_or_choices_is_refused(extra: bool, problem: str) -> None:
+    env = EnvSettings(id=f"{HERE}:MasksAlone", kwargs={"extra": extra}, max_episode_steps=9)
+    with pytest.raises(EnvError, match=problem):
+        try_env(env)
 
 
 @pytest.mark.parametrize("mask", ["obs", "info"])

@@ -14,7 +14,7 @@ from custom_models.text_rows import MAX_ACTIONS, read_row, text_row
 from rl_service.common.errors import EnvError
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env, try_env
-from rl_service.rollout.text_env import TextRows
+from rl_service.rollout.text_env import TextObservation, TextRows
 
 
 class Told(gym.Env[Any, Any]):
@@ -26,10 +26,12 @@ class Told(gym.Env[Any, Any]):
         in_info: bool = False,
         takes_text: bool = True,
         length: int = 3,
+        own_mask: Sequence[int] | None = None,
     ) -> None:
         self.observation_space = gym.spaces.Discrete(100) if in_info else gym.spaces.Text(100)
         self.action_space = gym.spaces.Text(100) if takes_text else gym.spaces.Discrete(4)
         self._offers, self._in_info, self._length = list(offers), in_info, length
+        self._own_mask = own_mask
         self._t = 0
 
     def reset(
@@ -47,7 +49,9 @@ class Told(gym.Env[Any, Any]):
     def _tell(self, text: str) -> tuple[Any, dict[str, Any]]:
         info: dict[str, Any] = {"text": text} if self._in_info else {}
         if self._t < len(self._offers):
-            info["admissible_actions"] = list(self._offers[self._t])
+            info["admissible_actions"] = self._offers[self._t]
+        if self._own_mask is not None:
+            info["action_mask"] = self._own_mask
         return (self._t if self._in_info else text), info
 
 
@@ -56,7 +60,7 @@ def settings(**changes: Any) -> EnvSettings:
     return EnvSettings(id=f"{__name__}:Told", kwargs=kwargs, **changes)
 
 
-KWARGS = {"offers", "in_info", "takes_text", "length"}
+KWARGS = {"offers", "in_info", "takes_text", "length", "own_mask"}
 DOORS = ["open the door", "wait"]
 
 
@@ -207,6 +211,16 @@ def test_settings_that_do_not_fit_text_are_refused(changes: dict[str, Any], word
         ({"offers": [["go"] * 5], "takes_text": False}, "5 admissible actions, and the action spa"),
         ({"offers": [DOORS], "max_text_length": 20}, "22 .*env.max_text_length=20; raise that"),
         ({"describe": "info", "takes_text": False}, 'info has no "text"'),
+        ({"offers": ["go"]}, "is no list of texts"),
+        ({"offers": [[1, 2]]}, "is no list of texts"),
+        (
+            {"offers": [None]},
+            'its actions are texts, and info\\["admissible_actions"\\] gives none',
+        ),
+        (
+            {"offers": [DOORS], "takes_text": False, "own_mask": [0, 1, 1, 1]},
+            'both "admissible_actions" and "action_mask"; .* env.action_masks=false',
+        ),
     ],
 )
 def test_what_an_environment_does_wrong_is_known_before_a_run(
@@ -214,6 +228,13 @@ def test_what_an_environment_does_wrong_is_known_before_a_run(
 ) -> None:
     with pytest.raises(EnvError, match=words):
         try_env(settings(**changes))
+
+
+def test_no_texts_are_offered_for_actions_that_are_numbers() -> None:
+    env = Told(offers=[DOORS], takes_text=False)
+    env.action_space = gym.spaces.Box(-1, 1, (2,))
+    with pytest.raises(TypeError, match="Text or Discrete, and this is Box"):
+        TextObservation(env, settings()).reset()
 
 
 def test_an_action_that_is_not_on_offer_is_refused() -> None:

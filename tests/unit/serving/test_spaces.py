@@ -18,6 +18,7 @@ from custom_models.configs import MLPConfig
 from custom_models.history import RunningHistory
 from rl_service.policies import load_bundle
 from rl_service.serving.client import AsyncPolicyClient, PolicyServiceError
+from rl_service.serving.documentation import example_observation
 from tests.conftest import WriteTestBundle
 from tests.support.locks import Locks
 from tests.support.serving import NumberedBundles, as_json, ask, build_local, write_for_spaces
@@ -136,6 +137,17 @@ def test_the_example_of_a_masked_policy_is_answered(
     ask(tmp_path / "b", asking)
 
 
+def test_the_example_of_a_mask_of_small_integers_allows_all(tmp_path: Path) -> None:
+    mask = spaces.MultiDiscrete([2, 2, 2])
+    observed = spaces.Dict({"x": spaces.Discrete(3), "action_mask": mask})
+    write_for_spaces(tmp_path / "b", observed, spaces.Discrete(3))
+    policy = load_bundle(tmp_path / "b")
+    example = example_observation(policy.spec)
+    assert example["action_mask"] == [1, 1, 1]
+    _, allowed = policy.reader.read(example)
+    assert allowed is not None and allowed.all()
+
+
 TAXI = (spaces.Discrete(500), spaces.Discrete(6))
 
 
@@ -210,6 +222,20 @@ def test_what_does_not_fit_the_spaces_is_refused(body: dict[str, Any], tmp_path:
         reply = await client.post(ACT, json=body)
         assert reply.status_code == 422, reply.text
         assert reply.json()["error"]["message"].isprintable()
+
+    ask(tmp_path / "b", asking)
+
+
+def test_rows_that_would_not_fit_into_memory_are_not_made(tmp_path: Path) -> None:
+    """4096 empty texts are 12 KB of JSON, and were more than 500 MB of rows."""
+    write_for_spaces(tmp_path / "b", spaces.Text(2**15), spaces.Discrete(2))
+
+    async def asking(client: httpx.AsyncClient) -> None:
+        refused = await client.post(ACT, json={"observations": [""] * 4096})
+        assert refused.status_code == 413
+        message = "observations hold 4096 rows; send 1024 at most, as each one is long"
+        assert refused.json()["error"]["message"] == message
+        assert (await client.post(ACT, json={"observations": [""] * 100})).status_code == 200
 
     ask(tmp_path / "b", asking)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +21,7 @@ from rl_service.config.settings import Settings
 from rl_service.policies.spec import problems_of_bundles
 from rl_service.runtime.machine import available_cpus, available_memory_bytes
 from rl_service.training import checks
-from rl_service.training.checks import check_output, check_settings
+from rl_service.training.checks import check_machine, check_output, check_settings
 
 
 def settings(*overrides: str) -> Settings:
@@ -43,6 +46,53 @@ def pretrained_problems(folder: Path, context_length: int = 32) -> list[str]:
 def test_good_settings_have_no_problems(in_tmp_path: Path) -> None:
     assert check_settings(settings()) == []
     assert list(in_tmp_path.iterdir()) == []
+
+
+class NothingInOnePart(gym.Env[Any, Any]):
+    """gymnasium flattens a Box without entries; a bundle describes none."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Dict(
+        {"a": gym.spaces.Box(-1, 1, (0,)), "b": gym.spaces.Box(-1, 1, (2,))}
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+def test_spaces_that_no_bundle_describes_are_told_before_a_run_and_not_at_its_first_bundle() -> (
+    None
+):
+    [problem] = check_settings(settings(f"env.id={__name__}:NothingInOnePart"))
+    assert problem.startswith("no bundle can describe the spaces of ")
+    assert "shape.0: Input should be greater than 0" in problem
+
+
+class Walk(gym.Env[Any, Any]):
+    """Does not end."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+gym.register("Walk-v0", f"{__name__}:Walk")
+
+
+def test_a_run_that_has_begun_without_a_time_limit_goes_on_without() -> None:
+    """A resumed run keeps its environment, so it could not be given a limit."""
+    walk = settings("env.id=Walk-v0")
+    [problem] = check_machine(walk)
+    assert "set env.max_episode_steps" in problem
+    assert check_machine(walk, resumes=True) == []
 
 
 def test_all_problems_with_the_machine_are_told_together(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rl_service.rollout.envs import make_env
 from rl_service.training import evaluation
 from rl_service.training.evaluation import NUM_PARALLEL_ENVS, EvaluationResult, evaluate
 from tests.conftest import WriteTestBundle
+from tests.support.serving import write_for_spaces
 
 COUNTDOWN = EnvSettings(id=f"{__name__}:Countdown")
 
@@ -216,3 +217,10 @@ def test_an_environment_that_fails_is_told_with_the_episode_and_its_step(
         f"environment {env.id} failed in episode 3 of the evaluation, reset(seed=8), {problem}; "
         f"a score needs all episodes: fix the environment"
     )
+
+
+def test_a_row_of_the_same_length_is_not_the_same_observation(tmp_path: Path) -> None:
+    parts = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (2,))})
+    write_for_spaces(tmp_path / "b", parts, gym.spaces.Discrete(2))
+    with pytest.raises(EnvError, match=r"CartPole-v1 has .* but the policy reads an object of"):
+        evaluate(load_bundle(tmp_path / "b"), EnvSettings(id="CartPole-v1"), num_episodes=1, seed=0)

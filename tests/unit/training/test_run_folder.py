@@ -137,6 +137,17 @@ def test_settings_that_cannot_be_read_are_one_line(tmp_path: Path, text: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_of_an_earlier_release_goes_on_without_action_masks(tmp_path: Path) -> None:
+    run = Run.create(settings_in(tmp_path), command=[])
+    assert Run.open(run.path).settings.env.action_masks
+    config = run.path / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "action_masks" not in line))
+    earlier = Run.open(run.path).settings
+    assert not earlier.env.action_masks
+    assert not Run.open(run.with_settings(earlier).path).settings.env.action_masks
+
+
 def test_progress_is_kept_in_the_folder(tmp_path: Path) -> None:
     run = Run.create(settings_in(tmp_path), command=[])
     for iteration in (1, 2, 3):
