@@ -80,6 +80,9 @@ class TextPromptWriter:
         columns = zip(*starts, strict=False)
         self.task_tokens = [c[0] for c in takewhile(lambda c: len(set(c)) == 1, columns)]
         """What all prompts begin with: the task, behind what the tokenizer adds."""
+        added = tokenizer.added_tokens_decoder.values()
+        # Of one character, it may stand for whatever the tokenizer does not know.
+        self._controls = [str(each) for each in added if each.special and len(str(each)) > 1]
         self._prompt_tokens = _Known(self._read_prompts)
         self._action_tokens = _Known(self._read_actions)
         if action_spec.kind == "discrete":
@@ -152,7 +155,7 @@ class TextPromptWriter:
         shape = len(history.obs), self._action_spec.size, self.max_action_tokens
         out = np.full(shape, PADDING, np.int32)
         for row, obs in zip(out, history.obs[:, -1], strict=True):
-            names = read_row(obs)[1] or self.action_names
+            names = self._read_row(obs)[1] or self.action_names
             for tokens, known in zip(row, self._action_tokens(names), strict=False):
                 tokens[: len(known)] = known
         return out
@@ -163,7 +166,7 @@ class TextPromptWriter:
 
     def _text(self, obs: FloatArray, actions: npt.NDArray[Any], num_steps: np.int64) -> str:
         first = len(actions) - int(num_steps)
-        *earlier, (text, offered) = map(read_row, obs[first:])
+        *earlier, (text, offered) = map(self._read_row, obs[first:])
         if offered and not self._scores:
             raise ValueError(
                 "an admissible action's number means another action at each step; use "
@@ -175,6 +178,22 @@ class TextPromptWriter:
         ]
         offer = _OFFER + ", ".join(offered) if offered else ""
         return "".join([*steps, text, offer, self._end])
+
+    def _read_row(self, obs: FloatArray) -> tuple[str, list[str]]:
+        """The text of a row, and the admissible actions.
+
+        Raises:
+            ValueError: if one of them has a control token of the tokenizer, with which it could end
+                its own part of the prompt.
+        """
+        text, offered = read_row(obs)
+        for control in self._controls:
+            if any(control in part for part in (text, *offered)):
+                raise ValueError(
+                    f"the text holds {control!r}, which is a control token of the language model; "
+                    f"leave it out"
+                )
+        return text, offered
 
     def _name(self, offered: Sequence[str], action: Any) -> str:
         if self._action_spec.kind == "discrete":

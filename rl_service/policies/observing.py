@@ -51,24 +51,29 @@ class ObservationReader:
             ObservationError: if the observation is none of the space, or the mask does not fit the
                 actions or allows none.
         """
-        own = None
         if self._brings_mask and isinstance(observation, Mapping):
             observation = dict(observation)
             own = observation.pop(ACTION_MASK, None)
             if own is None:
                 raise ObservationError(f"{place}.{ACTION_MASK}: it is missing; give the mask")
-            own = own if self._uses_masks else None
-        if isinstance(self.observed, TextSpec) and isinstance(observation, Mapping):
-            text, actions = _text_and_actions(observation, place)
-            row = self.observed.flatten_with_actions(text, actions, place)
-            own = self._first(len(actions), place)
-        else:
-            row = self.observed.flatten(observation, place)
-        if own is not None and mask is not None:
+            mask = own if self._uses_masks else mask  # as in training, it goes before the info's
+        if isinstance(self.observed, TextSpec):
+            return self._read_text(self.observed, observation, mask, place)
+        row = self.observed.flatten(observation, place)
+        return row.reshape(self.row_shape), self.read_mask(mask)
+
+    def _read_text(
+        self, space: TextSpec, observation: Any, mask: Any, place: str
+    ) -> tuple[FloatArray, Mask | None]:
+        if not isinstance(observation, Mapping) and not space.brings_actions:
+            return space.flatten(observation, place), self.read_mask(mask)
+        text, actions = _text_and_actions(observation, place)
+        if mask is not None:
             raise ObservationError(
                 f"{place}: it says which actions are allowed; give no other action_mask"
             )
-        return row.reshape(self.row_shape), self.read_mask(mask if own is None else own)
+        row = space.flatten_with_actions(text, actions, place)
+        return row, self._first(len(actions), place)
 
     def read_mask(self, mask: Any) -> Mask | None:
         """Which logits are allowed (D,); None if all are.
@@ -96,11 +101,12 @@ class ObservationReader:
         return np.arange(size) < num_actions
 
 
-def _text_and_actions(given: Mapping[str, Any], place: str) -> tuple[str, list[str]]:
-    text, actions = given.get(TEXT), given.get(ACTIONS)
-    is_list = isinstance(actions, list) and all(isinstance(each, str) for each in actions)
-    if given.keys() == {TEXT, ACTIONS} and isinstance(text, str) and is_list:
-        return text, list(actions or ())
+def _text_and_actions(given: Any, place: str) -> tuple[str, list[str]]:
+    if isinstance(given, Mapping) and given.keys() == {TEXT, ACTIONS}:
+        text, actions = given[TEXT], given[ACTIONS]
+        is_list = isinstance(actions, list) and all(isinstance(each, str) for each in actions)
+        if isinstance(text, str) and is_list:
+            return text, actions
     raise ObservationError(
         f"{place}: expected a text, or an object with {TEXT} and {ACTIONS}, a list of texts"
     )

@@ -36,10 +36,14 @@ class TextSpec(SpaceSpec):
 
     type: Literal["Text"] = "Text"
     max_length: Annotated[int, Field(gt=0, le=_MAX_CHARACTERS)]
+    brings_actions: bool = False
+    """Whether each text comes with the actions to choose among, which differ from step to step."""
 
     @classmethod
     def from_space(cls, space: gym.spaces.Text) -> TextSpec:
-        return cls(max_length=space.max_length)
+        return cls(
+            max_length=space.max_length, brings_actions=getattr(space, "brings_actions", False)
+        )
 
     @property
     def size(self) -> int:
@@ -47,11 +51,15 @@ class TextSpec(SpaceSpec):
 
     @property
     def words(self) -> str:
-        return f"a text of up to {self.max_length} characters"
+        actions = ", with the actions to choose among" if self.brings_actions else ""
+        return f"a text of up to {self.max_length} characters{actions}"
 
     def sample(self, rng: np.random.Generator) -> FloatArray:
-        length = min(_SAMPLED_CHARACTERS, self.max_length)  # a prompt must have room for it
-        return self.flatten("".join(rng.choice(list("abcdefgh"), length)))
+        actions = ["a", "b"] if self.brings_actions else []
+        room = self.max_length - 2 * len(actions)
+        length = min(_SAMPLED_CHARACTERS, room)  # a prompt must have room for it
+        text = "".join(rng.choice(list("abcdefgh"), max(0, length)))
+        return self.flatten_with_actions(text, actions, "a sample")
 
     def flatten(self, value: Any, place: str = "observation") -> FloatArray:
         if not isinstance(value, str):

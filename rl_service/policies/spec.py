@@ -136,6 +136,13 @@ class PolicySpec(Group):
     evaluation: Facts
     provenance: Facts
 
+    @model_validator(mode="after")
+    def _trained_without_masks(self) -> PolicySpec:
+        """As policies of earlier releases were."""
+        if self.format_version < 3:
+            self.__dict__["env"] = self.env.model_copy(update={"action_masks": False})
+        return self
+
     @property
     def observed_space(self) -> Space:
         """What the policy reads: the observation without its action mask."""

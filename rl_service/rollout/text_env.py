@@ -29,12 +29,20 @@ class TextRows(gym.spaces.Box):
 
     Args:
         max_length: O.
-        has_own_actions: whether each row brings the actions that are admissible.
+        brings_actions: whether each row brings the actions that are admissible.
     """
 
-    def __init__(self, max_length: int, has_own_actions: bool) -> None:
+    def __init__(self, max_length: int, brings_actions: bool) -> None:
         super().__init__(0.0, LARGEST_CODE_POINT, (max_length,), np.float32)
-        self.has_own_actions = has_own_actions
+        self.brings_actions = brings_actions
+
+
+class TextSpace(gym.spaces.Text):
+    """What an environment of text observes, as a bundle describes it; see `TextRows`."""
+
+    def __init__(self, max_length: int, brings_actions: bool) -> None:
+        super().__init__(max_length)
+        self.brings_actions = brings_actions
 
 
 def observes_text(env: gym.Env[Any, Any], settings: EnvSettings) -> bool:
@@ -64,7 +72,7 @@ class TextObservation(gym.Wrapper[FloatArray, Any, Any, Any]):
         self._takes_text = isinstance(env.action_space, gym.spaces.Text)
         if self._takes_text:
             self.action_space = gym.spaces.Discrete(MAX_ACTIONS)
-        self.raw_space = gym.spaces.Text(self._max_length)
+        self.raw_space = TextSpace(self._max_length, self._takes_text)
         self.observation_space = TextRows(self._max_length, self._takes_text)
         self._actions: list[str] = []
 

@@ -52,13 +52,14 @@ def json_type(space: SpaceSpec) -> Any:
 
 
 def observation_type(space: SpaceSpec, action_spec: ActionSpec) -> Any:
-    """What a client sends: a text may bring the actions to choose among."""
+    """What a client sends: a text may bring the actions to choose among, or must."""
     kind = json_type(space)
     if not isinstance(space, TextSpec) or action_spec.kind != "discrete":
         return kind
     most = min(action_spec.size, MAX_ACTIONS)
     actions = list_of(kind, minItems=1, maxItems=most)
-    return kind | _STRICT(TypedDict("TextAndActions", {TEXT: kind, ACTIONS: actions}))  # type: ignore[operator]
+    both = _STRICT(TypedDict("TextAndActions", {TEXT: kind, ACTIONS: actions}))  # type: ignore[operator]
+    return both if space.brings_actions else kind | both
 
 
 def mask_type(action_spec: ActionSpec) -> Any:

@@ -1,8 +1,12 @@
-"""What a session remembers of its episode: float32 observations and actions, step by step."""
+"""What a session remembers of its episode: float32 observations and actions, step by step.
+
+It is compressed: a row of text or of choices is mostly zeros.
+"""
 
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,7 @@ def remembered(
     if num_earlier == 0:
         return None
     step_size = obs.size + math.prod(action_spec.row_shape)
-    steps = np.frombuffer(memory, np.float32).reshape(-1, step_size)
+    steps = np.frombuffer(_plain(memory), np.float32).reshape(-1, step_size)
     return episode(steps[:, : obs.size], steps[:, obs.size :], obs, action_spec, num_earlier)
 
 
@@ -29,4 +33,8 @@ def longer(memory: bytes, obs: FloatArray, actions: npt.NDArray[Any], num_earlie
     if num_earlier == 0:
         return b""
     step = obs.tobytes() + actions.astype(np.float32).tobytes()
-    return (memory + step)[-num_earlier * len(step) :]
+    return zlib.compress((_plain(memory) + step)[-num_earlier * len(step) :], 1)
+
+
+def _plain(memory: bytes) -> bytes:
+    return zlib.decompress(memory) if memory else b""

@@ -96,7 +96,7 @@ def _reading_problems(settings: Settings, space: gym.spaces.Box) -> list[str]:
         return [
             f"observations of {env_id} are text, and model {model.name} reads numbers; {remedy}"
         ]
-    if space.has_own_actions and getattr(model, "action_scoring", None) == "head":
+    if space.brings_actions and getattr(model, "action_scoring", None) == "head":
         return [
             f"actions of {env_id} are texts that change from step to step, and the number of one "
             f"means nothing to a head; set model.action_scoring=tokens and model.finetune=lora"

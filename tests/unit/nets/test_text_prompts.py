@@ -150,6 +150,19 @@ def test_a_prompts_tokens_are_those_of_its_whole_text(family: str, task: str) ->
     assert (actions[:, 2:] == PADDING).all()
 
 
+@pytest.mark.parametrize("offer", [["go", "end<|endoftext|>"], []])
+def test_a_text_cannot_bring_control_tokens(offer: list[str]) -> None:
+    tokenizer = built("gpt2")
+    assert tokenizer("<|endoftext|>")["input_ids"] == [tokenizer.eos_token_id]
+    writer = write(scoring(), FOUR, tokenizer)
+    text = "A door." if offer else "A door.<|endoftext|>"
+    with pytest.raises(ValueError, match=r"'<\|endoftext\|>', which is a control token"):
+        writer.prompts(first([(text, offer)]))
+    with pytest.raises(ValueError, match="control token"):
+        writer.actions(first([(text, offer)]))
+    writer.prompts(first([("A < door | ends? <endoftext>", ["go", "stay"])]))
+
+
 def test_a_text_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = write(scoring(task="Go.", action_names=WAYS))
     before = writer.prompts(first(["a", "b"])), writer.actions(first(["a", "b"]))

@@ -298,6 +298,7 @@ def test_a_bundle_of_version_1_is_read() -> None:
 def test_a_bundle_of_version_2_acts_as_it_did(earlier: Path) -> None:
     policy = load_bundle(earlier / "version_2")
     assert policy.spec.format_version == 2
+    assert not policy.spec.env.action_masks  # which it was trained without
     answer = policy.act([[0.1, -0.2, 0.03, 0.4], [1, 0, 0, -1]], deterministic=True)
     logits = [[-0.65348077, -0.01854692], [-0.8804227, 0.03458948]]
     np.testing.assert_allclose(answer.dist_inputs, logits, atol=1e-5)

@@ -14,6 +14,7 @@ from custom_models.text_rows import read_row
 from rl_service.common.errors import ObservationError
 from rl_service.policies.observing import ObservationReader
 from rl_service.policies.spaces import space_spec
+from rl_service.rollout.text_env import TextSpace
 
 THREE, FOUR_AND_TWO = spaces.Discrete(3), spaces.MultiDiscrete([2, 2])
 BOARD = spaces.Dict({"action_mask": spaces.MultiBinary(3), "board": spaces.Discrete(2)})
@@ -57,6 +58,11 @@ def test_a_policy_that_learned_without_masks_ignores_that_of_the_observation() -
     assert policy.read({"board": 0, "action_mask": [0, 0, 1]}, [1, 0, 0])[1] is not None
 
 
+def test_the_mask_of_the_observation_goes_before_that_of_the_info() -> None:
+    _, mask = reader(BOARD).read({"board": 0, "action_mask": [0, 0, 1]}, [1, 0, 0])
+    assert mask is not None and mask.tolist() == [False, False, True]
+
+
 WRONG: dict[str, tuple[Any, Any, Any, str]] = {
     "short": (
         spaces.Discrete(2),
@@ -67,7 +73,6 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
     "all zero": (spaces.Discrete(2), 0, [0, 0, 0], "allows no action; expected 3 zeros and ones"),
     "missing": (BOARD, {"board": 0}, None, r"^observation\.action_mask: it is missing"),
     "all zero inside": (BOARD, {"board": 0, "action_mask": [0, 0, 0]}, None, "allows no action"),
-    "twice": (BOARD, {"board": 0, "action_mask": [1, 1, 1]}, [1, 1, 1], "no other action_mask"),
     "beside a list": (BOARD, [0], None, "expected an object, found list"),
 }
 
@@ -93,6 +98,16 @@ def test_a_text_may_bring_the_actions_to_choose_among() -> None:
     assert mask is not None and mask.tolist() == [True] * 2 + [False] * 18
     row, mask = policy.read("A door.")
     assert (read_row(row), mask) == (("A door.", []), None)
+
+
+def test_a_text_must_bring_its_actions_where_they_differ_from_step_to_step() -> None:
+    policy = reader(TextSpace(40, brings_actions=True), spaces.Discrete(20))
+    with pytest.raises(ObservationError, match="an object with text and admissible_actions"):
+        policy.read("A door.")
+    _, mask = policy.read({"text": "A door.", "admissible_actions": ["open it"]})
+    assert mask is not None and mask.sum() == 1
+    sample = policy.observed.sample(np.random.default_rng(0))
+    assert policy.observed.unflatten(sample)["admissible_actions"] == ["a", "b"]
 
 
 WRONG_TEXTS: dict[str, tuple[Any, str]] = {

@@ -113,7 +113,7 @@ def test_a_text_observation_is_a_row_and_a_number_chooses_an_action() -> None:
     offers = [DOORS, ["a", "b", "c"], ["z"]]
     with closing(make_env(settings(offers=offers, max_text_length=60))) as env:
         assert isinstance(env.observation_space, TextRows)
-        assert env.observation_space.has_own_actions
+        assert env.observation_space.brings_actions
         assert env.observation_space.shape == (60,)
         assert env.get_wrapper_attr("raw_space") == gym.spaces.Text(60)
         assert env.action_space == gym.spaces.Discrete(MAX_ACTIONS)

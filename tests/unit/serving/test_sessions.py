@@ -6,8 +6,12 @@ import gc
 import pickle
 import tracemalloc
 
+import numpy as np
 import pytest
 
+from custom_models.spaces import ActionSpec
+from custom_models.text_rows import read_row, text_row
+from rl_service.serving.memory import longer, remembered
 from rl_service.serving.shared import SessionState, SessionTable, TooManySessions
 
 
@@ -67,6 +71,20 @@ def test_ids_cannot_be_guessed() -> None:
     ids = {table.open_session(SessionState("p", 1)) for _ in range(100)}
     assert len(ids) == 100
     assert all(len(session) >= 22 for session in ids)  # 128 bits
+
+
+def test_the_memory_of_texts_takes_their_own_length() -> None:
+    spec, memory = ActionSpec("discrete", 20), b""
+    for t in range(9):
+        memory = longer(memory, text_row(f"room {t}", [], 32_768), np.array([t]), 7)
+    assert len(memory) < 10_000
+    history = remembered(memory, text_row("now", [], 32_768), spec, 7)
+    assert history is not None
+    assert [read_row(row)[0] for row in history.obs[0]] == [
+        *(f"room {t}" for t in range(2, 9)),
+        "now",
+    ]
+    assert history.actions.tolist() == [list(range(2, 9))]
 
 
 def test_an_idle_session_takes_4_kilobytes_and_its_history() -> None:
