@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from custom_models.distributions import IS_MASKED, MASKED, distribution
+from custom_models.distributions import MASKED, distribution
 from custom_models.history import History
 from custom_models.interfaces import Actor, Chunks, Critic
 from custom_models.spaces import ActionSpec, FloatArray
@@ -116,7 +116,7 @@ class PolicyRunner:
                 )
             dist_inputs = dist_inputs.masked_fill(~torch.from_numpy(mask), MASKED)
         if spec.is_categorical:
-            masked = dist_inputs.numpy() <= IS_MASKED
+            masked = dist_inputs.numpy() == np.float32(MASKED)  # a net that overflows has others
             if np.logical_and.reduceat(masked, spec.first_logits, axis=1).any():
                 raise ObservationError(
                     "no action is allowed at an observation; allow at least one of each choice"
