@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -133,9 +133,7 @@ class ActionSpec:
         """
         if not self.is_categorical:
             raise ValueError("an action mask is for discrete actions, and these are a Box")
-        if isinstance(mask, tuple | list):
-            mask = np.concatenate([np.ravel(part) for part in mask]) if len(mask) else ()
-        row = np.asarray(mask).reshape(-1).astype(np.bool_)
+        row = flat_mask(mask).astype(np.bool_)
         if len(row) != self.num_dist_inputs:
             raise ValueError(
                 f"the action mask has {len(row)} entries, and the actions need "
@@ -144,6 +142,15 @@ class ActionSpec:
         if not all(part.any() for part in np.split(row, self.first_logits[1:])):
             raise ValueError("the action mask allows no action")
         return row
+
+    def mask_of(self, info: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+        """(D,) what an environment's info allows, as `read_mask` gives it; None: all.
+
+        Raises:
+            ValueError: as `read_mask`.
+        """
+        mask = info.get(ACTION_MASK)
+        return None if mask is None else self.read_mask(mask)
 
     def to_env(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Maps policy actions to env actions.
@@ -208,6 +215,12 @@ class ActionSpec:
             scale = np.where(bounded, 0.5 * (high - low), 1.0).astype(self.dtype)
             offset = np.where(bounded, 0.5 * (high + low), 0.0).astype(self.dtype)
         return scale, offset, low, high
+
+
+def flat_mask(mask: Any) -> npt.NDArray[Any]:
+    """(D,) an action mask: an array, or a sequence of one for each component."""
+    parts = mask if isinstance(mask, tuple | list) else [mask]
+    return np.concatenate([np.ravel(part) for part in parts]) if parts else np.zeros(0, np.bool_)
 
 
 def _start_mean(low: float, high: float) -> float:

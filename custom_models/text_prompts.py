@@ -100,18 +100,19 @@ class TextPromptWriter:
         size = len(self.task_tokens)
         rows = [self._added + row for row in self._read(texts)]
         for text, row in zip(texts, rows, strict=True):
+            if row[:size] == self.task_tokens and len(row) - size <= self.max_tokens:
+                continue
             own = brief(text[len(self.before) :], 60)
             if row[:size] != self.task_tokens:
                 raise ValueError(
                     f"the tokenizer joins the end of model.task to {own!r}, so the task cannot be "
                     f"read once for all prompts; end the task in another way"
                 )
-            if len(row) - size > self.max_tokens:
-                raise ValueError(
-                    f"the prompt {own!r}… has {len(row) - size} tokens, more than "
-                    f"model.max_prompt_tokens={self.max_tokens}; raise that, or lower "
-                    f"model.context_length"
-                )
+            raise ValueError(
+                f"the prompt {own!r}… has {len(row) - size} tokens, more than "
+                f"model.max_prompt_tokens={self.max_tokens}; raise that, or lower "
+                f"model.context_length"
+            )
         return [row[size:] for row in rows]
 
     def _read_actions(self, names: Sequence[str]) -> list[list[int]]:

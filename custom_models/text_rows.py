@@ -24,7 +24,7 @@ def text_row(text: str, actions: Sequence[str], max_length: int) -> FloatArray:
     """The row (max_length,) of a text and its admissible actions, if there are any.
 
     Raises:
-        ValueError: if that is too long, or the text or the actions cannot be told apart.
+        ValueError: if that is too long, or if the actions could not be separated from the text.
     """
     if len(actions) > MAX_ACTIONS:
         raise ValueError(

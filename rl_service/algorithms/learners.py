@@ -134,20 +134,17 @@ class Learners:
 
     def _answers(self, asked: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
         """What starting learners answer, by their ranks."""
-        started, waiting, answers = time.monotonic(), list(asked), {}
+        started, answers = time.monotonic(), dict[int, Any]()
         limit_s, reminded = max(self._resources.lost_timeout_s, _START_TIMEOUT_S), False
-        while waiting:
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
-            for ref in done:
+        for done, waiting in _looks(asked):
+            for rank, ref in done.items():
                 try:
-                    answers[asked[ref]] = ray.get(ref)
+                    answers[rank] = ray.get(ref)
                 except RayError as error:
                     failure = TrainingFailedError if _has_raised(error) else LearnerLostError
-                    raise failure(
-                        f"learner {asked[ref]} did not start: {reason_of(error)}"
-                    ) from error
+                    raise failure(f"learner {rank} did not start: {reason_of(error)}") from error
             waited_s = time.monotonic() - started
-            ranks = " and ".join(str(asked[ref]) for ref in waiting)
+            ranks = " and ".join(map(str, waiting))
             if waiting and waited_s > limit_s:
                 raise TrainingFailedError(
                     f"learner {ranks} did not start in {waited_s:.0f} s: make room on the cluster, "
@@ -191,17 +188,16 @@ class Learners:
 
         A learner whose connection broke is not the cause, so the search for that goes on.
         """
-        waiting, answers = list(asked), {}
-        while waiting:
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
-            for ref in done:
+        answers: dict[int, TorchRandomState] = {}
+        for done, _ in _looks(asked):
+            for rank, ref in done.items():
                 try:
-                    answers[asked[ref]] = ray.get(ref)
+                    answers[rank] = ray.get(ref)
                 except RayError as error:
                     if isinstance(getattr(error, "cause", None), LearnerLostError):
                         self._lost_at = self._lost_at or time.monotonic()
                     else:
-                        raise self._fail(_lost(asked[ref], error)) from error
+                        raise self._fail(_lost(rank, error)) from error
             if self._lost_at is not None and time.monotonic() - self._lost_at > _CAUSE_S:
                 break
         if self._lost_at is not None:
@@ -235,6 +231,16 @@ class Learners:
     def _kill(actors: Iterable[ActorHandle]) -> None:
         for actor in actors:
             ray.kill(actor)
+
+
+def _looks(
+    asked: Mapping[ray.ObjectRef, int],
+) -> Iterator[tuple[dict[int, ray.ObjectRef], list[int]]]:
+    """Until all have answered: the answers since the last look by rank, and who is missing."""
+    waiting = list(asked)
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
+        yield {asked[ref]: ref for ref in done}, [asked[ref] for ref in waiting]
 
 
 def _lost(rank: int, error: RayError) -> TrainingFailedError:

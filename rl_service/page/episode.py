@@ -17,7 +17,7 @@ from PIL import Image
 
 from custom_models.history import RunningHistory
 from custom_models.kinds import allow_module
-from custom_models.spaces import ACTION_MASK, FloatArray
+from custom_models.spaces import FloatArray
 from rl_service.common.errors import BundleError, EnvError, ObservationError
 from rl_service.config.settings import EnvSettings
 from rl_service.page.allowed import check_env_is_allowed
@@ -158,8 +158,8 @@ class PlayedEpisode:
         return reply
 
     def _note_mask(self, info: dict[str, Any]) -> None:
-        mask = info.get(ACTION_MASK)
-        self._mask = None if mask is None else self._spec.read_mask(mask)[None]
+        mask = self._spec.mask_of(info)
+        self._mask = None if mask is None else mask[None]
 
     def _is_allowed(self, actions: npt.NDArray[Any]) -> bool:
         if self._mask is None:

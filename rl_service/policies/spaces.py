@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -87,9 +88,9 @@ class _Nested(SpaceSpec):
     """A space of spaces."""
 
     @property
+    @abstractmethod
     def parts(self) -> Iterable[SpaceSpec]:
         """In the order in which they are flattened."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:

@@ -139,8 +139,9 @@ def _random_action(env: AnyEnv, info: dict[str, Any], rng: np.random.Generator) 
             raise ValueError("it masks actions that are a Box; set env.action_masks=false")
         return spec.middle[0]
     logits = rng.random((1, spec.num_dist_inputs), np.float32)
-    if info.get(ACTION_MASK) is not None:
-        logits[0, ~spec.read_mask(info[ACTION_MASK])] = -1.0
+    mask = spec.mask_of(info)
+    if mask is not None:
+        logits[0, ~mask] = -1.0
     return spec.to_env(spec.likeliest(logits))[0]
 
 

@@ -21,14 +21,9 @@ from rl_service.common.errors import EnvError
 from rl_service.config.presets import resolve_env_id
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.env_failures import FailedEpisode
+from rl_service.rollout.episodes import episode_seed
 from rl_service.rollout.filters import hide
-from rl_service.rollout.stepping import (
-    Array,
-    Stepped,
-    Stepping,
-    episode_seed,
-    find_not_finite,
-)
+from rl_service.rollout.stepping import Array, Stepped, Stepping, find_not_finite
 
 _NO_LIMIT = 10**9
 """Env steps. A pool reports an episode that ends at its own limit as truncated, whatever else ended

@@ -195,7 +195,7 @@ def go_to_named_object(
         raise ModuleNotFoundError(
             "MiniGrid is not installed; run pip install 'rl-service[text]'"
         ) from error
-    roomgrid_level.print = lambda *_: None  # it tells of each room that it draws anew
+    roomgrid_level.print = lambda *_: None  # it reports each room that it draws again
     return NamedObject(GoToLocal(room_size, num_objects, render_mode=render_mode), held_out)
 
 

@@ -29,6 +29,7 @@ from rl_service.common.errors import TrainingFailedError
 from rl_service.config.settings import EnvSettings, Settings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.envs import make_env
+from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.filters import (
     OBSERVATIONS,
     RETURNS,
@@ -38,7 +39,7 @@ from rl_service.rollout.filters import (
 )
 from rl_service.rollout.pool import PoolStepping
 from rl_service.rollout.sampler import Acted, Policy, VectorSampler
-from rl_service.rollout.stepping import GymStepping, SeededEpisodes, Stepping
+from rl_service.rollout.stepping import GymStepping, Stepping
 from rl_service.runtime.process import prepare_process, seed_process, spare_the_collector
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
+from custom_models.spaces import flat_mask
 from rl_service.serving.replies import (
     Action,
     ActionBatch,
@@ -103,7 +104,7 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
             PolicyServiceError: if the service refuses it or does not answer in time, or if a number
                 is not finite.
         """
-        body = {"observation": observation, "action_mask": _flat(action_mask)}
+        body = {"observation": observation, "action_mask": _listed(action_mask)}
         request = _act(policy, body, deterministic, history, value)
         return self._send(request, read_action)  # type: ignore[no-any-return]
 
@@ -118,7 +119,7 @@ class _Client(Generic[ActionT, BatchT, PoliciesT]):
         value: bool = False,
     ) -> BatchT:
         """Actions at B observations; `action_masks` and `history` are lists, one for each."""
-        masks = None if action_masks is None else [_flat(mask) for mask in action_masks]
+        masks = None if action_masks is None else [_listed(mask) for mask in action_masks]
         body = {"observations": observations, "action_mask": masks}
         request = _act(policy, body, deterministic, history, value)
         return self._send(request, read_action_batch)  # type: ignore[no-any-return]
@@ -145,7 +146,7 @@ class _Session(Generic[ActionT]):
         """The action at the next step; `reward` is that of the step before."""
         body = {"observation": observation, "deterministic": deterministic}
         if action_mask is not None:
-            body["action_mask"] = _flat(action_mask)
+            body["action_mask"] = _listed(action_mask)
         if reward is not None:
             body["reward"] = float(reward)
         return self._client._send(_request("POST", f"{self._path}/act", body), read_action)  # type: ignore[no-any-return]
@@ -291,11 +292,9 @@ def _act(
     return _request("POST", f"/v1/policies/{quote(policy, safe=':')}/act", given)
 
 
-def _flat(mask: Any) -> Any:
-    """An action mask in one list; where there are several choices, an env may give one for each."""
-    if isinstance(mask, tuple | list):
-        return [entry for part in mask for entry in np.ravel(part).tolist()]
-    return None if mask is None else np.ravel(mask).tolist()
+def _listed(mask: Any) -> Any:
+    """An action mask as JSON has it."""
+    return None if mask is None else flat_mask(mask).tolist()
 
 
 def _request(method: str, path: str, body: dict[str, Any] | None = None) -> Request:

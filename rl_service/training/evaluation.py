@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from custom_models.history import RunningHistory
-from custom_models.spaces import ACTION_MASK, ActionSpec
+from custom_models.spaces import ActionSpec
 from custom_models.text import brief
 from rl_service.common.errors import EnvError, SettingsError
 from rl_service.config.settings import MAX_EVALUATED_STEPS, EnvSettings
@@ -254,11 +254,11 @@ class _Episodes:
         Raises:
             ValueError: if its mask does not fit the actions, or allows none.
         """
-        mask = info.get(ACTION_MASK)
+        mask = self._spec.mask_of(info)
         if mask is None:
             self._masks.pop(index, None)
         else:
-            self._masks[index] = self._spec.read_mask(mask)
+            self._masks[index] = mask
 
     def _report(self) -> str:
         return (

@@ -217,7 +217,7 @@ def _as_before(config: Path) -> list[str]:
     """What a run of an earlier release goes on with, where its settings say nothing."""
     try:
         text = config.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # told where the settings are read
+    except OSError:  # reported where the settings are read
         return []
     return [] if "action_masks:" in text else ["env.action_masks=false"]
 

@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import pytest
 
-from custom_models.configs import LLMPolicyConfig
 from custom_models.model_config import ModelConfig
 from docs.examples.text_env import Needs
 from rl_service.config.settings import EnvSettings
@@ -18,6 +17,7 @@ from rl_service.policies import load_bundle
 from rl_service.training.evaluation import evaluate
 from rl_service.training.run import Run
 from rl_service.training.train import train
+from tests.support.language_models import READER
 from tests.support.locks import Locks
 from tests.support.recorder import Recorder
 from tests.support.serving import as_json, ask
@@ -25,15 +25,6 @@ from tests.support.small_runs import MLP, small_settings
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-READER = LLMPolicyConfig(
-    observation="text",
-    critic="hidden_state",
-    finetune="lora",
-    action_scoring="tokens",
-    n_layer=1,
-    n_head=2,
-    n_embd=16,
-)
 NEEDS = EnvSettings(id="docs.examples.text_env:Needs", max_episode_steps=20)
 LOCKS = EnvSettings(id="tests.support.locks:Locks", observation_filter="MeanStdFilter")
 

@@ -25,7 +25,7 @@ from rl_service.config.algorithms import (
 )
 from rl_service.config.settings import ResourceSettings
 from rl_service.policies import load_bundle
-from rl_service.rollout.stepping import episode_seed
+from rl_service.rollout.episodes import episode_seed
 from rl_service.training.best_policy import BestPolicy
 from rl_service.training.evaluation import evaluate
 from rl_service.training.run import Run

@@ -20,6 +20,15 @@ LORA = SMALL.model_copy(update={"finetune": "lora"})
 FULL = SMALL.model_copy(update={"finetune": "full", "micro_batch_size": 16})
 ON_GPT2 = SMALL.model_copy(update={"critic": "gpt2", "gpt2_critic": SMALL_GPT2})
 ON_FEATURES = {"critic": "hidden_state"}
+READER = LLMPolicyConfig(
+    observation="text",
+    critic="hidden_state",
+    finetune="lora",
+    action_scoring="tokens",
+    n_layer=1,
+    n_head=2,
+    n_embd=16,
+)
 TOKENS = FULL.model_copy(update={"action_scoring": "tokens", "context_length": 1})
 
 

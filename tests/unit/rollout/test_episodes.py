@@ -9,7 +9,7 @@ import pytest
 
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env
-from rl_service.rollout.stepping import SeededEpisodes, episode_seed
+from rl_service.rollout.episodes import SeededEpisodes, episode_seed
 from tests.support.environments import ENVIRONMENTS
 
 

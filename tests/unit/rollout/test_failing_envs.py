@@ -16,10 +16,11 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from custom_models.history import History
 from rl_service.common.errors import TrainingFailedError
 from rl_service.rollout.env_failures import FailedEpisode
+from rl_service.rollout.episodes import SeededEpisodes, episode_seed
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import ACTOR_INPUTS, LOSS_MASK, Columns
 from rl_service.rollout.sampler import Acted, VectorSampler
-from rl_service.rollout.stepping import GymStepping, SeededEpisodes, episode_seed
+from rl_service.rollout.stepping import GymStepping
 
 SEED, WORKER = 7, 1
 NUM_ENVS, NUM_STEPS, LENGTH, CONTEXT = 3, 5, 7, 3

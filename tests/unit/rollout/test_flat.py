@@ -15,8 +15,9 @@ from custom_models.history import History
 from rl_service.common.errors import EnvError, TrainingFailedError
 from rl_service.config.settings import EnvSettings
 from rl_service.rollout.envs import make_env, raw_observation_space, try_env
+from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.sampler import Acted, VectorSampler
-from rl_service.rollout.stepping import GymStepping, SeededEpisodes
+from rl_service.rollout.stepping import GymStepping
 from tests.support.locks import MASK, IllegalAction, Locks
 
 LOCKS = "tests.support.locks:Locks"

@@ -11,10 +11,11 @@ import pytest
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History
+from rl_service.rollout.episodes import SeededEpisodes
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import LOSS_MASK, context_rows, segment_ids
 from rl_service.rollout.sampler import Acted, VectorSampler
-from rl_service.rollout.stepping import GymStepping, SeededEpisodes
+from rl_service.rollout.stepping import GymStepping
 
 
 class Counter(gym.Env[npt.NDArray[np.float32], int]):

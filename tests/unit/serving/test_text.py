@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from custom_models.configs import LLMPolicyConfig
 from custom_models.text_rows import text_row
 from rl_service.policies import load_bundle
+from tests.support.language_models import READER
 from tests.support.serving import ask, write_for_spaces
 
 ACT = "/v1/policies/p/act"
@@ -48,16 +48,7 @@ def test_a_text_brings_its_actions(tmp_path: Path) -> None:
 
 
 def test_a_language_model_chooses_among_the_actions_of_the_request(tmp_path: Path) -> None:
-    model = LLMPolicyConfig(
-        observation="text",
-        critic="hidden_state",
-        finetune="lora",
-        action_scoring="tokens",
-        n_layer=1,
-        n_head=2,
-        n_embd=16,
-        max_prompt_tokens=60,
-    )
+    model = READER.model_copy(update={"max_prompt_tokens": 60})
     write_for_spaces(tmp_path / "b", spaces.Text(200), spaces.Discrete(20), model)
     given = {"text": "A door.", "admissible_actions": ["open it", "wait"]}
     turned = {"text": "A door.", "admissible_actions": ["wait", "open it"]}
