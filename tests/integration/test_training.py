@@ -326,7 +326,7 @@ def test_another_number_of_envs_plays_no_episode_again(
         streams.append(stream)
         return episode_seed(*stream)
 
-    monkeypatch.setattr("rl_service.rollout.stepping.episode_seed", recorded)
+    monkeypatch.setattr("rl_service.rollout.episodes.episode_seed", recorded)
     settings = small_settings()
     first = build(settings)
     for _ in range(3):
