@@ -184,6 +184,17 @@ def num_layers(config: LLMPolicyConfig) -> int:
     return int(_read_config(config.pretrained).num_hidden_layers)
 
 
+def hidden_size(config: LLMPolicyConfig) -> int:
+    """Entries of a token's hidden state.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or fetched model.
+    """
+    if config.pretrained is None:
+        return config.n_embd
+    return int(_read_config(config.pretrained).hidden_size)
+
+
 def _read_config(name: str) -> Any:
     """The configuration of a folder's model.
 

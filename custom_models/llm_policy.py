@@ -9,7 +9,6 @@ which then never runs in an update; otherwise the prompt's tokens.
 from __future__ import annotations
 
 import copy
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,17 +23,17 @@ from custom_models.gpt2_critic import GPT2Critic
 from custom_models.heads import GaussianHead, feed_forward, policy_head
 from custom_models.history import History
 from custom_models.interfaces import Actor, Critic
-from custom_models.language_model import load_language_model, load_tokenizer
+from custom_models.language_model import load_language_model
 from custom_models.nets import ActorCritic, MLPCritic
 from custom_models.observation_text import PADDING, PromptWriter
+from custom_models.prompt_actor import PromptActor
 from custom_models.spaces import ActionSpec
-from custom_models.text_prompts import TextPromptWriter, build_writer
 
 _MEAN_SCALE = 0.1
 """Scale of the initial weights of the Gaussian's mean."""
 
 
-class LLMActor(Actor):
+class LLMActor(PromptActor):
     """Histories -> inputs -> `dist_inputs` (B, num_dist_inputs).
 
     Raises:
@@ -46,23 +45,11 @@ class LLMActor(Actor):
     def __init__(
         self, config: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.context_length = config.context_length
-        tokenizer = load_tokenizer(config)
-        self.writer = build_writer(config, tokenizer, observation_size, action_spec)
-        self.language_model: Any = load_language_model(config, len(tokenizer))
-        self.is_frozen = config.finetune == "head"
-        width: int = self.language_model.get_input_embeddings().weight.shape[1]
-        self.feature_size = width
+        super().__init__(config, observation_size, action_spec)
+        self.language_model: Any = load_language_model(config, self.vocabulary_size)
         self.repeats_its_work = self.is_frozen
-        self._scored: tuple[int, ...] = ()
-        """Room (A, L) for actions' tokens behind each input's prompt, if each brings its own."""
-        if config.action_scoring == "tokens" and config.reads_text:
-            self._scored = action_spec.size, config.max_action_tokens
-        tokens = self.writer.max_tokens + self._num_scored
-        self.num_inputs: int = width if self.is_frozen else tokens
-        """Entries of a step's input."""
+        self.changes_in_load_alone = False
+        """Set by whoever never trains this copy: the task is then read once for given weights."""
         self._task_cache: Any = None
         self._task_place: Any = None
         """Device and precision with which the task was read."""
@@ -71,9 +58,9 @@ class LLMActor(Actor):
                 self._actions = _padded(self.writer.action_tokens)  # (A, L)
             return
         self.body = feed_forward(
-            width, config.hidden_sizes, config.activation, config.activate_last
+            self.feature_size, config.hidden_sizes, config.activation, config.activate_last
         )
-        features = config.hidden_sizes[-1] if config.hidden_sizes else width
+        features = config.hidden_sizes[-1] if config.hidden_sizes else self.feature_size
         self.head = policy_head(features, action_spec, config.log_std, config.log_std_init)
         if isinstance(self.head, GaussianHead):
             _start_as_the_seed(self.head.mean)
@@ -102,35 +89,29 @@ class LLMActor(Actor):
             if p is not None and not p.requires_grad and not torch.equal(p.cpu(), weight.cpu()):
                 raise RuntimeError(f"the frozen random weight {name} is another one here")
         super().load(weights)
+        self._task_place = None
 
     @property
     def has_low_precision(self) -> bool:
         return self.autocast_dtype is not None and not self.is_frozen
 
     @property
-    def reads_as_before(self) -> bool:
-        return self.writer.reads_pieces_apart(self.config.task)
-
-    @property
     def _device(self) -> torch.device:
         device: torch.device = self.language_model.get_input_embeddings().weight.device
         return device
 
-    @torch.no_grad()
     def encode(self, history: History) -> Tensor:
         """The inputs (B, num_inputs) of B steps: one batched call of a frozen language model."""
-        tokens = torch.from_numpy(self.writer.prompts(history)).to(self._device)
-        if self.is_frozen:  # and shared with other actors, possibly on another device
-            return self.last_hidden(tokens).to(next(self.head.parameters()).device)
-        tokens = F.pad(tokens, (self.writer.max_tokens - tokens.shape[1], 0), value=PADDING)
-        if not self._scored:
-            return tokens
-        assert isinstance(self.writer, TextPromptWriter)
-        actions = torch.from_numpy(self.writer.actions(history)).to(self._device)
-        return torch.cat([tokens, actions.flatten(1)], dim=1)
+        return self.read(torch.from_numpy(self.write(history)))
 
-    def prompts(self, history: History) -> list[str]:
-        return [self.writer.before + text for text in self.writer.texts(history)]
+    @torch.no_grad()
+    def read(self, tokens: Tensor) -> Tensor:
+        """The inputs (B, num_inputs) that prompts (B, T) are, as `write` gives them."""
+        tokens = tokens.to(self._device)
+        if not self.is_frozen:
+            return tokens
+        # Shared with other actors, possibly on another device.
+        return self.last_hidden(tokens).to(next(self.head.parameters()).device)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`dist_inputs` of B steps from their inputs (B, num_inputs)."""
@@ -159,14 +140,9 @@ class LLMActor(Actor):
         hidden: Tensor = self._read(self._apart(inputs)[0]).last_hidden_state[:, -1]
         return hidden.float()
 
-    @property
-    def _num_scored(self) -> int:
-        """Tokens of actions in each input."""
-        return math.prod(self._scored) if self._scored else 0
-
     def _apart(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Prompts (B, T) and what stands behind them."""
-        prompts, behind = inputs.tensor_split([inputs.shape[1] - self._num_scored], dim=1)
+        prompts, behind = inputs.tensor_split([inputs.shape[1] - self.num_scored], dim=1)
         return prompts, behind
 
     def _read(self, tokens: Tensor, *, keep_cache: bool = False) -> Any:
@@ -207,8 +183,8 @@ class LLMActor(Actor):
 
     def _task_read(self, device: torch.device) -> Any:
         """Keys and values of the task, for the caller to change; read once while nothing learns."""
-        if not self.is_frozen:  # a copy would lose the forward derivative, too
-            return self._read_task(device)
+        if not (self.is_frozen or self.changes_in_load_alone):
+            return self._read_task(device)  # a copy would lose the forward derivative, too
         place = device, self.autocast_dtype
         if self._task_place != place:
             self._task_cache, self._task_place = self._read_task(device), place
@@ -227,8 +203,8 @@ class LLMActor(Actor):
         prompt is read once; texts of several tokens continue from its keys and values.
         """
         tokens, behind = self._apart(inputs)
-        if self._scored:
-            actions = behind.unflatten(1, self._scored)  # (B, A, L)
+        if self.scored:
+            actions = behind.unflatten(1, self.scored)  # (B, A, L)
         else:
             actions = self._actions.to(tokens.device).expand(len(tokens), -1, -1)
         lengths = (actions != PADDING).sum(2)  # (B, A)
@@ -300,6 +276,12 @@ class LLMPolicy(ActorCritic):
         cls, config: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
     ) -> Actor:
         return LLMActor(config, observation_size, action_spec)
+
+    @classmethod
+    def build_asking_actor(
+        cls, config: LLMPolicyConfig, observation_size: int, action_spec: ActionSpec
+    ) -> Actor:
+        return PromptActor(config, observation_size, action_spec)
 
     @classmethod
     def build_critic(

@@ -27,6 +27,7 @@ class ActorCritic(nn.Module):
         observation_size: O, entries of a flattened observation.
         action_spec: the actions.
         with_critic: False if only actions are computed (rollout workers, serving).
+        asks: True if not even those are: another process has the actor's weights.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class ActorCritic(nn.Module):
         action_spec: ActionSpec,
         *,
         with_critic: bool = True,
+        asks: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.observation_size = observation_size
         self.action_spec = action_spec
-        self.actor = self.build_actor(config, observation_size, action_spec)
+        build = self.build_asking_actor if asks else self.build_actor
+        self.actor = build(config, observation_size, action_spec)
         self.critic: Critic | None = None
         if with_critic:
             self.critic = self.build_critic(
@@ -71,6 +74,13 @@ class ActorCritic(nn.Module):
             reads_actions=config.acts_on_past_actions,
             **shape,
         )
+
+    @classmethod
+    def build_asking_actor(
+        cls, config: Any, observation_size: int, action_spec: ActionSpec
+    ) -> Actor:
+        """Builds what a rollout worker needs that asks an `InferenceActor`: no weights."""
+        raise NotImplementedError
 
     @classmethod
     def build_critic(
@@ -178,6 +188,7 @@ def build_actor_critic(
     action_spec: ActionSpec,
     *,
     with_critic: bool = True,
+    asks: bool = False,
 ) -> ActorCritic:
     """Builds freshly initialised nets; draws from torch's global random state.
 
@@ -186,9 +197,10 @@ def build_actor_critic(
         observation_size: O, entries of a flattened observation.
         action_spec: the actions.
         with_critic: as for `ActorCritic`.
+        asks: likewise.
 
     Raises:
         FileNotFoundError: if `config.pretrained` has no such model.
     """
     net: type[ActorCritic] = config.import_implementation()
-    return net(config, observation_size, action_spec, with_critic=with_critic)
+    return net(config, observation_size, action_spec, with_critic=with_critic, asks=asks)

@@ -35,8 +35,9 @@ _ONCE_PER_FRAGMENT = 1 << 30
 class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
     """Wraps an `ActorCritic`: `forward` is the actor; the critic is asked once per fragment.
 
-    `custom_model_config` holds `net`, the settings of the net as a plain dict, and
-    `with_critic`: rollout workers act only, so they carry no critic.
+    `custom_model_config` holds `net`, the settings of the net as a plain dict; `with_critic`:
+    rollout workers act only, so they carry no critic; and `asks`: whether even the actor's weights
+    are elsewhere.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
         *,
         net: dict[str, Any],
         with_critic: bool = True,
+        asks: bool = False,
     ) -> None:
         TorchModelV2.__init__(self, obs_space, action_space, num_outputs, model_config, name)
         nn.Module.__init__(self)
@@ -58,6 +60,7 @@ class ActorCriticModelV2(TorchModelV2, nn.Module):  # type: ignore[misc]
             observation_size(obs_space),
             ActionSpec.from_space(action_space),
             with_critic=with_critic,
+            asks=asks,
         )
         self._require_context(config.num_shipped_steps)
         self._require_history(config.acting_context_length - 1)

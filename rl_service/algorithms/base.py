@@ -33,6 +33,7 @@ from rl_service.rollout.env_failures import FailedEpisode, too_many_failures
 from rl_service.rollout.filters import OBSERVATIONS, ObservationNormalizer
 from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.rollout.fragments import LOSS_MASK
+from rl_service.rollout.inference import Inference
 from rl_service.rollout.worker import Samples, VectorRolloutWorker
 
 # Counters: updates of the actor so far, episodes that failed in their environment.
@@ -61,13 +62,17 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self._new_episodes: list[RolloutMetrics] = []
         self._new_failures: list[FailedEpisode] = []
         self._next_samples: Background[Samples] | None = None
+        self._inference: Inference | None = None
         self.fleet: Fleet | None = None
         self.num_sampling_workers = 0
         """Rollout workers that sampled the newest batch."""
         super().setup(config)
         self.learners = Learners(self.learner_policy)
-        self.fleet = build_fleet(self, self.settings.resources)
-        self._sampler = BatchSampler(self.env_runner, self.fleet, self.settings)
+        if config.has_inference_actor:
+            net = self.learner_policy.net
+            self._inference = Inference(self.settings, net.observation_size, net.action_spec)
+        self.fleet = build_fleet(self, self.settings.resources, self._inference)
+        self._sampler = BatchSampler(self.env_runner, self.fleet, self._inference, self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -96,6 +101,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             TrainingFailedError: if they do not start.
         """
         self.learners.start()  # first: in a Tune trial, workers could take their places
+        if self._inference is not None:
+            self._inference.start()
         if self.fleet is not None:
             self.fleet.start(self.settings.resources.num_workers_to_begin_with)
 
@@ -106,6 +113,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
             self.fleet.stop()
             if self._next_samples is not None:
                 self._next_samples.wait()  # it ends, since its workers are gone
+        if self._inference is not None:
+            self._inference.stop()
         super().cleanup()
 
     def training_step(self) -> dict[str, Any]:

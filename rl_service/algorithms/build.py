@@ -27,12 +27,14 @@ class OnPolicyConfig(AlgorithmConfig):  # type: ignore[misc]
     """RLlib's config with the service's settings inside (`settings`).
 
     `raw_observation_space` is the env's own, which bundles describe; RLlib sees a flat one.
+    `has_inference_actor` says whether rollout workers ask an `InferenceActor`.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.settings: Settings | None = None
         self.raw_observation_space: gym.Space[Any] | None = None
+        self.has_inference_actor = False
 
 
 def build_algorithm(settings: Settings) -> OnPolicyAlgorithm:
@@ -59,6 +61,7 @@ def build_config(settings: Settings) -> OnPolicyConfig:
     pooled = settings.env.backend == "envpool"
     config = OnPolicyConfig(algo_class=settings.algorithm.import_implementation())
     config.settings = settings
+    config.has_inference_actor = settings.has_inference_actor
     with closing(make_env(settings.env)) as env:
         observation_space, action_space = env.observation_space, env.action_space
         config.raw_observation_space = raw_observation_space(env)

@@ -20,10 +20,10 @@ from custom_models.distributions import MASKED, distribution
 from custom_models.draws import Draws
 from custom_models.heads import GaussianHead
 from custom_models.history import History
-from custom_models.interfaces import ActingCache, Chunks
+from custom_models.interfaces import Chunks
 from custom_models.nets import ActorCritic
 from custom_models.rllib_models import num_context_steps
-from custom_models.spaces import ActionSpec
+from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.algorithms.advantages import generalized_advantages
 from rl_service.algorithms.batch import (
     ActorRows,
@@ -39,7 +39,7 @@ from rl_service.algorithms.rllib_policy import RLlibPolicy
 from rl_service.config.settings import Settings
 from rl_service.rollout.filters import RunningMeanStd
 from rl_service.rollout.fragments import ACTOR_INPUTS, Columns
-from rl_service.rollout.sampler import Acted
+from rl_service.rollout.sampler import Acted, Decide
 
 ADAM_EPSILON = 1e-5
 _UPDATE_METHODS = ("update_actor", "update_critic", "fit_critic")
@@ -171,12 +171,24 @@ class ActorCriticPolicy(RLlibPolicy):
         """The distribution that a batch's actions were drawn from."""
         return distribution(self.action_spec, rows.dist_inputs)
 
+    def open(self) -> Decide:
+        """What decides with the current weights, for as long as these stay as they are."""
+        cache = self.net.actor.open_cache()
+        if cache is not None:
+            return lambda history: (cache.decide(history), None)
+        return self._decide
+
+    def _decide(self, history: History) -> tuple[FloatArray, npt.NDArray[Any] | None]:
+        made = self.net.actor.encode(history)
+        dist_inputs = self.net(made).cpu().numpy()
+        return dist_inputs, None if self.net.actor.num_inputs is None else made.cpu().numpy()
+
     @torch.inference_mode()
     def act(
         self,
         history: History,
         draws: Draws,
-        cache: ActingCache | None,
+        decide: Decide,
         masks: npt.NDArray[np.bool_] | None,
     ) -> Acted:
         """Samples actions.
@@ -184,16 +196,10 @@ class ActorCriticPolicy(RLlibPolicy):
         Args:
             history: of B envs.
             draws: the random numbers.
-            cache: with the current weights, if there is one.
+            decide: what has the current weights.
             masks: (B, D) which are allowed; None: all.
         """
-        inputs = None
-        if cache is not None:
-            dist_inputs = cache.decide(history)
-        else:
-            made = self.net.actor.encode(history)
-            dist_inputs = self.net(made).cpu().numpy()
-            inputs = None if self.net.actor.num_inputs is None else made.cpu().numpy()
+        dist_inputs, inputs = decide(history)
         if masks is not None:
             dist_inputs = np.where(masks, dist_inputs, np.float32(MASKED))
         return Acted(draws(dist_inputs), dist_inputs, inputs)

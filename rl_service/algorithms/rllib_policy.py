@@ -34,11 +34,12 @@ class RLlibPolicy(TorchPolicyV2):  # type: ignore[misc]
     num_context_steps: int
 
     def _init_model_and_dist_class(self) -> tuple[ModelV2, type[TorchDistributionWrapper]]:
-        """The custom model of the settings, without a critic on rollout workers."""
+        """The custom model of the settings; rollout workers have no critic, and some no actor."""
         model_config = dict(self.config["model"])
         model_config["custom_model_config"] = {
             **model_config["custom_model_config"],
             "with_critic": self.is_learner,
+            "asks": self.config["has_inference_actor"] and not self.is_learner,
         }
         model = ModelCatalog.get_model_v2(
             self.observation_space,

@@ -22,6 +22,7 @@ from rl_service.config.settings import ResourceSettings, Settings
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.fleet import Fleet, Worker, all_lost
 from rl_service.rollout.fragments import LOSS_MASK
+from rl_service.rollout.inference import Inference
 from rl_service.rollout.starting import reason_of
 from rl_service.rollout.worker import HEALTH, Broadcast, Samples, VectorRolloutWorker
 
@@ -38,12 +39,20 @@ class BatchSampler:
         local: the learner's own worker, which has the weights and merges the filters; it samples
             itself if there is no fleet.
         fleet: the rollout workers.
+        inference: whom the rollout workers ask, if they do.
         settings: of the run.
     """
 
-    def __init__(self, local: VectorRolloutWorker, fleet: Fleet | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        local: VectorRolloutWorker,
+        fleet: Fleet | None,
+        inference: Inference | None,
+        settings: Settings,
+    ) -> None:
         self._local = local
         self._fleet = fleet
+        self._inference = inference
         self._settings = settings
         self._has_raised = False
         """Whether a worker has raised while this batch was sampled."""
@@ -85,6 +94,8 @@ class BatchSampler:
     def _sample_on(self, fleet: Fleet, num_vector_steps: int, version: int) -> list[Samples]:
         num_envs = self._settings.resources.num_envs_per_env_runner
         weights = self._local.policy_map[DEFAULT_POLICY_ID].get_weights()
+        if self._inference is not None:
+            weights = ray.put(weights)
         # Once in the object store for all workers.
         broadcast = ray.put(Broadcast(weights, self._local.get_filters(), version))
         parts: list[Samples] = []
@@ -103,6 +114,8 @@ class BatchSampler:
                 barren_since = time.monotonic()
             elif (waited_s := time.monotonic() - barren_since) > fleet.lost_timeout_s:
                 raise all_lost(waited_s)
+        if self._inference is not None:
+            self._inference.look(fleet.tell)
         return parts
 
     def _sample_round(self, fleet: Fleet, num_vector_steps: int, broadcast: Any) -> list[Samples]:
@@ -253,7 +266,9 @@ class Background(Generic[T]):
         return self._result
 
 
-def build_fleet(algorithm: Algorithm, resources: ResourceSettings) -> Fleet | None:
+def build_fleet(
+    algorithm: Algorithm, resources: ResourceSettings, inference: Inference | None
+) -> Fleet | None:
     """The rollout workers of an algorithm, not started yet; None if it samples by itself.
 
     In a Tune trial, the workers that a run needs to start are in the trial's placement group.
@@ -282,6 +297,7 @@ def build_fleet(algorithm: Algorithm, resources: ResourceSettings) -> Fleet | No
             num_workers=resources.num_env_runners,
             log_dir=algorithm.logdir,
             spaces=algorithm.spaces,
+            inference=None if inference is None else inference.actor,
         )
 
     return Fleet(

@@ -237,6 +237,16 @@ class Settings(Group):
         return {f"{group}.{key}": value for group in groups for key, value in groups[group].items()}
 
     @property
+    def has_inference_actor(self) -> bool:
+        """Whether one process on the learner's GPU acts for all rollout workers.
+
+        A language model is what a GPU computes a hundred times as fast as a worker's core.
+        """
+        resources = self.resources
+        on_gpu = resources.num_gpus > 0 and resources.num_env_runners > 0
+        return self.model.has_language_model and on_gpu
+
+    @property
     def env_steps_per_update(self) -> int:
         """Env steps, over all workers, between two updates of the policy.
 

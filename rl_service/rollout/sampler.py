@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ray.rllib.policy.sample_batch import SampleBatch
 
 from custom_models.history import History, RunningHistory
+from custom_models.spaces import FloatArray
 from rl_service.rollout.env_failures import FailedEpisode
 from rl_service.rollout.filters import ReturnScaler, RunningFilter
 from rl_service.rollout.fragments import Columns, Place, Steps, next_context
@@ -34,6 +35,9 @@ class Acted(NamedTuple):
     inputs: Array | None
     """(E, I) what they were computed from, if not from the observation itself."""
 
+
+Decide = Callable[[History], tuple[FloatArray, Array | None]]
+"""From the histories of B envs, in order, to `dist_inputs` and inputs, as in `Acted`."""
 
 Policy = Callable[[History, npt.NDArray[np.bool_] | None], Acted]
 """From the histories of B envs, in order, to their actions; and from which are allowed, (B, D) for

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import ray
 import torch
+from ray.actor import ActorHandle
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.evaluation.metrics import RolloutMetrics
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
@@ -24,6 +25,7 @@ from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 from custom_models.draws import Draws
 from custom_models.history import History
 from custom_models.rllib_models import acting_context_length, num_context_steps
+from custom_models.spaces import FloatArray
 from custom_models.text import one_line
 from rl_service.common.errors import TrainingFailedError
 from rl_service.config.settings import EnvSettings, Settings
@@ -38,9 +40,12 @@ from rl_service.rollout.filters import (
     RunningMeanStd,
 )
 from rl_service.rollout.pool import PoolStepping
-from rl_service.rollout.sampler import Acted, Policy, VectorSampler
-from rl_service.rollout.stepping import GymStepping, Stepping
+from rl_service.rollout.sampler import Acted, Decide, Policy, VectorSampler
+from rl_service.rollout.stepping import Array, GymStepping, Stepping
 from rl_service.runtime.process import prepare_process, seed_process, spare_the_collector
+
+if TYPE_CHECKING:
+    from custom_models.prompt_actor import PromptActor  # transformers takes seconds to import
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +56,8 @@ HEALTH = "health"
 class Broadcast(NamedTuple):
     """What every worker receives before it samples."""
 
-    weights: dict[str, Any]
-    """Of the actor."""
+    weights: Any
+    """Of the actor, by name; a reference to them for workers that ask an `InferenceActor`."""
     filters: dict[str, RunningFilter]
     """Merged over all workers, by name."""
     weights_version: int
@@ -84,9 +89,14 @@ def create_env(context: EnvContext) -> SeededEpisodes:
 
 
 class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
-    """Samples fragments with the context that the model's view requirements ask for."""
+    """Samples fragments with the context that the model's view requirements ask for.
 
-    def __init__(self, **kwargs: Any) -> None:
+    Args:
+        inference: an `InferenceActor` that has the policy's net; None: the worker has it.
+        **kwargs: of RLlib's worker.
+    """
+
+    def __init__(self, inference: ActorHandle | None = None, **kwargs: Any) -> None:
         resources = kwargs["config"].settings.resources
         is_learner = kwargs.get("worker_index", 0) == 0
         if is_learner:  # otherwise RLlib gives it an env of its own
@@ -96,6 +106,9 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.weights_version = 0
         """Number of updates of the actor so far."""
+        self._inference = inference
+        self._weights: Any = None
+        """A reference to the actor's weights, for `inference`."""
         self._alive_at = time.monotonic()
         self._vector_sampler = None if self.async_env is None else self._build_sampler()
         spare_the_collector()
@@ -132,18 +145,28 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
     def _open_policy(self, num_actions: int) -> Policy:
         """The policy with its current weights, none of whose earlier results it may reuse."""
         policy = self.policy_map[DEFAULT_POLICY_ID]
-        cache = policy.net.actor.open_cache()
+        decide: Decide = policy.open() if self._inference is None else self._ask
         draws = Draws(policy.action_spec, num_actions)
 
         def act(history: History, masks: npt.NDArray[np.bool_] | None) -> Acted:
             self._alive_at = time.monotonic()
             try:
-                acted: Acted = policy.act(history, draws, cache, masks)
+                acted: Acted = policy.act(history, draws, decide, masks)
             except ValueError as error:  # such as a prompt that is too long
                 raise TrainingFailedError(f"the policy cannot act: {one_line(error)}") from error
             return acted
 
         return act
+
+    def _ask(self, history: History) -> tuple[FloatArray, Array | None]:
+        """As `Decide`, by the process that has the language model."""
+        assert self._inference is not None
+        actor: PromptActor = self.policy_map[DEFAULT_POLICY_ID].net.actor
+        tokens = actor.write(history)
+        # In a list, since a reference by itself would arrive as what it refers to.
+        asked = self._inference.decide.remote(tokens, self.weights_version, [self._weights])
+        dist_inputs, hidden = ray.get(asked)
+        return dist_inputs, hidden if actor.is_frozen else tokens
 
     def _update_filter_dict(self, policy_dict: dict[str, Any]) -> None:
         """Installs our filters where RLlib installs its own."""
@@ -179,7 +202,10 @@ class VectorRolloutWorker(RolloutWorker):  # type: ignore[misc]
     def request(self, num_vector_steps: int, broadcast: Broadcast) -> Samples:
         """One round trip: receives weights and filters, samples, and returns the samples."""
         self._alive_at = time.monotonic()
-        self.policy_map[DEFAULT_POLICY_ID].set_weights(broadcast.weights)
+        if self._inference is None:
+            self.policy_map[DEFAULT_POLICY_ID].set_weights(broadcast.weights)
+        else:
+            self._weights = broadcast.weights
         self.sync_filters(broadcast.filters)
         self.weights_version = broadcast.weights_version
         return self.sample_and_report(num_vector_steps)
