@@ -70,7 +70,8 @@ class Actor(nn.Module):
     def open_cache(self) -> ActingCache | None:
         """What acts faster while the weights stay as they are; None if there is no such thing.
 
-        It makes no inputs, so it is for actors whose `num_inputs` is None.
+        It makes no inputs, so it is for actors whose `num_inputs` is None. An actor may also keep
+        to itself what holds until its weights change.
         """
         return None
 

@@ -48,8 +48,8 @@ class LLMActor(PromptActor):
         super().__init__(config, observation_size, action_spec)
         self.language_model: Any = load_language_model(config, self.vocabulary_size)
         self.repeats_its_work = self.is_frozen
-        self.changes_in_load_alone = False
-        """Set by whoever never trains this copy: the task is then read once for given weights."""
+        self._keeps_task = self.is_frozen
+        """Whether what was read of the task still holds: it does until something learns."""
         self._task_cache: Any = None
         self._task_place: Any = None
         """Device and precision with which the task was read."""
@@ -90,6 +90,10 @@ class LLMActor(PromptActor):
                 raise RuntimeError(f"the frozen random weight {name} is another one here")
         super().load(weights)
         self._task_place = None
+
+    def open_cache(self) -> None:
+        """Reads the task once from here on, as long as nothing learns."""
+        self._keeps_task, self._task_place = True, None
 
     @property
     def has_low_precision(self) -> bool:
@@ -148,12 +152,8 @@ class LLMActor(PromptActor):
     def _read(self, tokens: Tensor, *, keep_cache: bool = False) -> Any:
         """Passes prompts (B, T) through the model, after the task that they share."""
         task = self.writer.task_tokens
-        cache = None
-        if task and torch.is_grad_enabled():
-            prefix = torch.tensor(task, device=tokens.device, dtype=tokens.dtype)
-            tokens = torch.cat([prefix.expand(len(tokens), -1), tokens], dim=1)
-        elif task:
-            cache = self._task_read(tokens.device)
+        cache = self._task_read(tokens.device) if task else None
+        if cache is not None:
             cache.batch_repeat_interleave(len(tokens))
         mask = tokens != PADDING
         if cache is not None:
@@ -183,16 +183,19 @@ class LLMActor(PromptActor):
 
     def _task_read(self, device: torch.device) -> Any:
         """Keys and values of the task, for the caller to change; read once while nothing learns."""
-        if not (self.is_frozen or self.changes_in_load_alone):
-            return self._read_task(device)  # a copy would lose the forward derivative, too
+        if not self.is_frozen and torch.is_grad_enabled():
+            self._keeps_task = False
+        if not self._keeps_task:
+            return self._read_task(device)
         place = device, self.autocast_dtype
         if self._task_place != place:
-            self._task_cache, self._task_place = self._read_task(device), place
+            # Usable outside of inference mode, too.
+            with torch.inference_mode(False), torch.no_grad():
+                self._task_cache, self._task_place = self._read_task(device), place
         return copy.deepcopy(self._task_cache)
 
     def _read_task(self, device: torch.device) -> Any:
-        # Usable outside of inference mode, too.
-        with torch.inference_mode(False), torch.no_grad(), self._precision():
+        with self._precision():
             tokens = torch.tensor([self.writer.task_tokens], device=device)
             return self._trunk(input_ids=tokens, use_cache=True).cache
 

@@ -161,6 +161,7 @@ def load_bundle(path: str | Path, base_model: str | None = None) -> BundledPolic
     _check_parity(policy, path)
     if spec.model.has_language_model and torch.cuda.is_available():
         policy.actor.cuda()
+    policy.actor.open_cache()  # its weights stay as they are
     return policy
 
 

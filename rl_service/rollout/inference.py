@@ -70,7 +70,7 @@ class InferenceActor:
         prepare_process(resources.learner_threads)
         net = model.import_implementation()
         self._actor: Any = net.build_actor(model, observation_size, action_spec)
-        self._actor.changes_in_load_alone = True
+        self._actor.open_cache()
         if resources.learner_precision == "bfloat16":
             self._actor.autocast_dtype = torch.bfloat16
         self._device = torch.device("cuda" if resources.num_gpus else "cpu")

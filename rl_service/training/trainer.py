@@ -197,6 +197,7 @@ class Trainer:
     def evaluate(self) -> EvaluationResult:
         """Plays the policy as it is now, outside RLlib."""
         policy = self.algo.learner_policy
+        policy.net.actor.open_cache()  # nothing learns until the end of the evaluation
         runner = PolicyRunner(
             policy.net.actor,
             policy.observation_space.shape,

@@ -36,20 +36,20 @@ class Sizes(NamedTuple):
 
 
 def sizes_of_machine() -> Sizes:
-    """As many workers as leave half of the cores to the learner and the system, at least two."""
+    """Workers up to three fourths of the cores, at least two; the learner needs some, too."""
     import torch  # only where something is measured: the tables need none
 
     cores = num_cores()
-    learners = [Learner("CPU, 1 thread", {"learner_threads": 1})]
+    learners = [Learner("one on a CPU", {})]
     if cores >= 8:
-        learners.append(Learner(f"CPU, {cores // 4} threads", {"learner_threads": cores // 4}))
+        learners.append(Learner("two on CPUs", {"num_learners": 2}))
     if torch.cuda.is_available():
-        learners.append(Learner("GPU", {"num_gpus": 1}))
-    counts = tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= max(2, cores // 2))
+        learners.append(Learner("one on a GPU", {"num_gpus": 1}))
+    counts = tuple(n for n in (1, 2, 4, 8, 12, 24) if n <= max(2, 3 * cores // 4))
     return Sizes(counts, tuple(learners))
 
 
-QUICK = Sizes((1,), (Learner("CPU, 1 thread", {}),), 64, iterations=1, repeats=1)
+QUICK = Sizes((1,), (Learner("one on a CPU", {}),), 64, iterations=1, repeats=1)
 
 
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
@@ -128,7 +128,7 @@ def _row(row: Raw, one_worker: float, cores: int) -> tuple[str, ...]:
     times = _medians(row)
     actor = times["learn_actor_s_per_step"]
     critic = times["learn_s_per_step"] - actor
-    on_cpu = 0.0 if row["learner"].startswith("GPU") else critic
+    on_cpu = 0.0 if row["learner"].endswith("GPU") else critic
     predicted = 1 / predicted_seconds(actor, critic, on_cpu, one_worker, row["workers"], cores)
     return (
         row["learner"],

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.gpu [--quick] [-o FOLDER]`: measures, shows, records."""
+"""`python -m tests.benchmarks.gpu [PART] [--quick] [-o FOLDER]`: measures, shows, records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from tests.benchmarks import machine
-from tests.benchmarks.gpu import language_model, peaks
+from tests.benchmarks.gpu import acting, language_model, peaks
 from tests.benchmarks.gpu.cases import VARIANTS, Case
-from tests.benchmarks.gpu.report import tables
+from tests.benchmarks.gpu.report import TABLES
 from tests.benchmarks.record import RESULTS, Raw, Record
 from tests.benchmarks.repeats import interleaved
 
@@ -26,6 +26,7 @@ REPEATS, CALLS = 5, 50
 def main() -> None:
     """Measures on the first GPU, or says that there is none."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description=__doc__)
+    parser.add_argument("part", nargs="?", choices=TABLES, help="what to measure [all]")
     parser.add_argument("--quick", action="store_true", help="one batch; recorded only with -o")
     parser.add_argument("-o", "--output", type=Path, help="folder of the record [docs/results]")
     arguments = parser.parse_args()
@@ -34,18 +35,19 @@ def main() -> None:
             "bench-gpu: torch sees no CUDA device; run it on a machine with a GPU and a CUDA "
             "build of torch"
         )
-    described, started = machine.describe(), time.perf_counter()
-    raw = measure(arguments.quick)
-    for table in tables(raw):
-        sys.stdout.write(table.markdown() + "\n")
     folder = arguments.output or (None if arguments.quick else RESULTS)
-    if folder:
+    for part in [arguments.part] if arguments.part else list(TABLES):
+        described, started = machine.describe(), time.perf_counter()
         described["gpu"] = torch.cuda.get_device_name()
-        record = Record(folder, "speed-gpu", "make bench-gpu")
-        record.add("gpu", raw, described, time.perf_counter() - started, {"gpu": tables})
+        raw = MEASURES[part](arguments.quick)
+        for table in TABLES[part](raw):
+            sys.stdout.write(table.markdown() + "\n")
+        if folder:
+            record = Record(folder, "speed-gpu", "make bench-gpu")
+            record.add(part, raw, described, time.perf_counter() - started, TABLES)
 
 
-def measure(quick: bool) -> Raw:
+def measure_nets(quick: bool) -> Raw:
     """Peaks of the device; seconds of a pass and what it needs, by net and batch."""
     candidates: dict[str, Callable[[], float]] = {
         "float32": partial(peaks.matmul_flop_per_s, torch.float32),
@@ -74,6 +76,8 @@ def _measure_case(net: str, num_values: int, quick: bool) -> Raw:
         "seconds": interleaved(candidates, REPEATS, warmups=1),
     }
 
+
+MEASURES = {"nets": measure_nets, "acting": acting.measure}
 
 if __name__ == "__main__":
     main()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from statistics import median
 
-from tests.benchmarks.gpu import language_model
-from tests.benchmarks.record import Raw
+from tests.benchmarks.gpu import acting, language_model
+from tests.benchmarks.record import Raw, Tables
 from tests.benchmarks.repeats import ratio
 from tests.benchmarks.tables import Table
 
 NET_NAMES = {"mlp": "MLP actor and critic", "gpt2": "GPT-2 critic (Table I, approximate)"}
 
 
-def tables(raw: Raw) -> list[Table]:
+def _tables_of_nets(raw: Raw) -> list[Table]:
     """One table a net."""
     peaks = {name: median(values) for name, values in raw["peaks"].items()}
     small = [_table(net, cases, peaks) for net, cases in raw["nets"].items()]
@@ -52,3 +52,7 @@ def _row(num_values: str, way: str, case: Raw, peaks: dict[str, float]) -> tuple
         str(ratio(case["seconds"]["float32"], case["seconds"][way])),
         f"{int(num_values) / seconds:,.0f}",
     )
+
+
+TABLES: dict[str, Tables] = {"nets": _tables_of_nets, "acting": acting.tables}
+"""By what is measured, in the order of the page."""

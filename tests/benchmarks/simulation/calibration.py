@@ -13,8 +13,8 @@ from tests.benchmarks.record import Raw
 from tests.benchmarks.repeats import interleaved
 from tests.benchmarks.simulation.pipeline import Line, Times
 
-WORKER_COUNTS = (1, 2, 4, 8, 16)
-"""Of real trainings: up to four anywhere, and half of the cores where there are more."""
+WORKER_COUNTS = (1, 2, 4, 8, 12)
+"""Of real trainings: up to four anywhere, and three fourths of the cores where there are more."""
 MINIBATCHES = 16
 """Of a batch, whatever its size."""
 
@@ -34,15 +34,15 @@ class Regime(NamedTuple):
 class Sizes(NamedTuple):
     worker_counts: tuple[int, ...]
     regimes: tuple[Regime, ...] = (
-        Regime("fixed batch", 4096, per_worker=False),
+        Regime("fixed batch", 16384, per_worker=False),
         Regime("growing batch", 2048, per_worker=True),
     )
     num_envs: int = 16
-    num_epochs: int = 5
+    num_epochs: int = 10
     vector_steps: tuple[int, int] = (8, 128)
     """Of a short and a long request: what does not grow with steps is what both share."""
     iterations: int = 2
-    repeats: int = 7
+    repeats: int = 5
 
 
 QUICK = Sizes(
@@ -59,7 +59,7 @@ QUICK = Sizes(
 def measure(open_subject: OpenSubject, quick: bool) -> Raw:
     """Every repeat of the parts and of the trainings."""
     cores = num_cores()
-    counts = tuple(n for n in WORKER_COUNTS if n <= max(4, cores // 2))
+    counts = tuple(n for n in WORKER_COUNTS if n <= max(4, 3 * cores // 4))
     sizes = QUICK if quick else Sizes(counts)
     batches = {
         f"{workers} workers, {batch} steps": (workers, batch)

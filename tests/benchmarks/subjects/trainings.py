@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 
 from rl_service.algorithms.build import build_algorithm
+from rl_service.rollout.fragments import LOSS_MASK
 from rl_service.runtime.ray_session import ray_session
 from tests.benchmarks.subjects.settings import Variant, benchmark_settings
 
@@ -28,6 +29,13 @@ class Trainings:
     def fill(self, name: str, vector_steps: int) -> None:
         """Lets the env of a run without rollout workers go on, so that its context is full."""
         self.algorithms[name].env_runner.sample(vector_steps)
+
+    def sample(self, name: str) -> float:
+        """Env steps a second of a batch that nothing learns from."""
+        algorithm = self.algorithms[name]
+        algorithm.start_workers()
+        sampled = algorithm._sample()
+        return float(sampled.batch[LOSS_MASK].sum()) / sampled.time_s
 
     def train(self, name: str, iterations: int) -> dict[str, float]:
         """Trains on.

@@ -135,13 +135,45 @@ def test_a_batch_is_so_many_single_calls(
     assert together.std(0)[0] > 1e-5  # and they do differ
 
 
+def task_in_every_prompt(actor: LLMActor, inputs: Tensor) -> Tensor:
+    """`dist_inputs` of an actor that does not know that the task is the same everywhere."""
+    task, actor.writer.task_tokens = actor.writer.task_tokens, []
+    whole = torch.cat([torch.tensor(task).expand(len(inputs), -1), inputs], dim=1)
+    found: Tensor = actor(whole)
+    actor.writer.task_tokens = task
+    return found
+
+
 @pytest.mark.parametrize("finetune", ["lora", "full"])
 def test_a_task_that_is_read_once_counts_as_if_it_stood_in_every_prompt(finetune: str) -> None:
     actor = build_actor(finetune=finetune, task="Keep the pole up.\n", context_length=3)
     inputs = actor.encode(random_history(DISCRETE, 3))
+    expected = task_in_every_prompt(actor, inputs)
+    found = actor(inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    learns = [p for p in actor.parameters() if p.requires_grad]
+    gradients = [torch.autograd.grad(each.square().sum(), learns) for each in (found, expected)]
+    assert any(gradient.any() for gradient in gradients[1])
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_a_task_that_is_kept_is_read_again_once_something_has_learnt() -> None:
+    actor = build_actor(finetune="full", task="Keep the pole up.\n")
+    inputs = actor.encode(random_history(DISCRETE, 1))
+    actor.open_cache()
     with torch.no_grad():
-        reused = actor(inputs)
-    torch.testing.assert_close(actor(inputs), reused, rtol=0, atol=1e-5)
+        before = actor(inputs)
+        torch.testing.assert_close(before, task_in_every_prompt(actor, inputs), rtol=0, atol=1e-5)
+    for _ in range(2):
+        actor(inputs).sum().backward()
+        with torch.no_grad():
+            for p in actor.parameters():
+                p += 0.05 * torch.randn_like(p)
+            expected = task_in_every_prompt(actor, inputs)
+            torch.testing.assert_close(actor(inputs), expected, rtol=0, atol=1e-5)
+            assert (expected - before).abs().max() > 1e-2
+            actor.open_cache()
+            torch.testing.assert_close(actor(inputs), expected, rtol=0, atol=1e-5)
 
 
 def test_a_task_is_read_again_in_another_precision() -> None:
