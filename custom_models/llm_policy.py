@@ -211,21 +211,23 @@ class LLMActor(PromptActor):
         else:
             actions = self._actions.to(tokens.device).expand(len(tokens), -1, -1)
         lengths = (actions != PADDING).sum(2)  # (B, A)
-        longer = (lengths > 1).nonzero(as_tuple=True)  # N texts
-        read = self._read(tokens, keep_cache=len(longer[0]) > 0)
+        longer = (lengths > 1).any(0).nonzero().squeeze(1)  # (N,)
+        read = self._read(tokens, keep_cache=len(longer) > 0)
         first = self._log_probs(read.last_hidden_state[:, -1])  # (B, vocabulary)
         scores = first.gather(1, actions[:, :, 0].clamp(min=0).long())
-        if len(longer[0]):
-            read.cache.batch_select_indices(longer[0])
-            texts = actions[longer][:, : int(lengths.max())]
-            later = self._later_scores(tokens[longer[0]], texts, read.cache)
-            scores = scores.index_put(longer, later, accumulate=True)
+        if len(longer):
+            # Not a selection, whose gradient would be added up row by row.
+            read.cache.batch_repeat_interleave(len(longer))
+            texts = actions[:, longer, : int(lengths.max())].flatten(0, 1)
+            prompts = tokens.repeat_interleave(len(longer), dim=0)
+            later = self._later_scores(prompts, texts, read.cache)
+            scores = scores.index_add(1, longer, later.unflatten(0, (-1, len(longer))))
         if self.config.length_normalization:
             scores = scores / lengths.clamp(min=1)
         return scores.masked_fill(lengths == 0, MASKED)
 
     def _later_scores(self, tokens: Tensor, actions: Tensor, cache: Any) -> Tensor:
-        """Summed log-probability (N,) of each text's tokens after its first.
+        """Summed log-probability (N,) of each text's tokens after its first, 0 if there are none.
 
         Args:
             tokens: (N, T) prompts.

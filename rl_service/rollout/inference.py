@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import ray
 import torch
 from ray.actor import ActorHandle
@@ -113,6 +114,9 @@ class InferenceActor:
             self._waiting = [each for each in self._waiting if each.version != version]
             self._last_size = len(batch)
             try:
+                if version != self._version:
+                    self._load(await batch[0].weights[0])
+                    self._version = version
                 answers = await loop.run_in_executor(self._executor, self._pass, batch)
             except Exception as error:
                 for each in batch:
@@ -134,7 +138,6 @@ class InferenceActor:
 
     @torch.inference_mode()
     def _pass(self, batch: list[_Request]) -> list[Answer]:
-        self._load(batch[0])
         width = max(each.tokens.shape[1] for each in batch)
         rows = [
             np.pad(
@@ -154,13 +157,9 @@ class InferenceActor:
             for end, part in zip(ends, rows, strict=True)
         ]
 
-    def _load(self, request: _Request) -> None:
-        if request.version == self._version:
-            return
-        weights = ray.get(request.weights[0])
+    def _load(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
         # Arrays of the object store may not be written.
         self._actor.load({name: torch.from_numpy(np.array(w)) for name, w in weights.items()})
-        self._version = request.version
 
 
 class Inference:
