@@ -31,7 +31,7 @@ from rl_service.rollout.env_failures import exception_text, failure_text, not_fi
 from rl_service.rollout.envs import make_env, raw_observation_space
 from rl_service.training.video import AddFrame, make_drawable_env, mp4_video
 
-NUM_PARALLEL_ENVS = 16
+NUM_PARALLEL_ENVS, NUM_PARALLEL_ENVS_ON_GPU = 16, 64
 """Episodes that run side by side; enough that a forward pass costs little per step."""
 _FIRST_REPORT_S = 10.0
 """Each later one comes after twice the time."""
@@ -125,7 +125,9 @@ def evaluate(
         )
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
-        envs = _make_envs(stack, env, min(num_episodes, NUM_PARALLEL_ENVS), video is not None)
+        on_gpu = any(p.is_cuda for p in runner.actor.parameters())
+        most = NUM_PARALLEL_ENVS_ON_GPU if on_gpu else NUM_PARALLEL_ENVS
+        envs = _make_envs(stack, env, min(num_episodes, most), video is not None)
         check_spaces(runner, envs[0], env.id)
         add_frame = _no_frame if video is None else stack.enter_context(mp4_video(video, envs[0]))
         history = RunningHistory(len(envs), runner.actor.context_length, runner.action_spec)

@@ -18,6 +18,7 @@ import numpy as np
 
 from custom_models.history import History
 from custom_models.observation_text import PADDING
+from rl_service.config.load import load_settings
 from rl_service.policies import load_bundle
 from rl_service.policies.bundle import BundledPolicy
 from rl_service.rollout.envs import make_env
@@ -61,10 +62,11 @@ class Row(NamedTuple):
         return bool(self.settings["model.name"] == "llm_policy")
 
 
-MLP, HEAD, LORA = "MLP", "head", "LoRA"
+MLP, MLP_SHORT, HEAD, LORA = "MLP", "MLP, fewer steps", "head", "LoRA"
 ZERO_SHOT, RANDOM = "zero-shot", "random weights"
 ROWS = {
     MLP: Row({"model.name": "mlp"}, num_seeds=5),
+    MLP_SHORT: Row({"model.name": "mlp"}, num_seeds=5),
     ZERO_SHOT: Row(
         {
             **LANGUAGE_MODEL,
@@ -73,7 +75,14 @@ ROWS = {
             "stop.env_steps": None,
         }
     ),
-    HEAD: Row({**LANGUAGE_MODEL, "model.finetune": "head", "model.action_scoring": "head"}),
+    HEAD: Row(
+        {
+            **LANGUAGE_MODEL,
+            "model.finetune": "head",
+            "model.action_scoring": "head",
+            "algorithm.num_epochs": 4,  # of a small net, on hidden states that are kept
+        }
+    ),
     LORA: Row(LANGUAGE_MODEL),
     RANDOM: Row({**LANGUAGE_MODEL, "model.random_weights": True}),
 }
@@ -92,7 +101,11 @@ def missing(results: Results, rows: list[str]) -> list[Job]:
 
 def settings_of(job: Job) -> Flat:
     """Of one run; the rest is in the preset of its environment and model."""
-    return {"env.id": job.env, **COMMON, **ROWS[job.variant].settings}
+    settings = {"env.id": job.env, **COMMON, **ROWS[job.variant].settings}
+    if job.variant == MLP_SHORT:
+        preset = load_settings(env=job.env, model="llm_policy", algorithm="ppo").settings
+        settings["stop.env_steps"] = preset.stop.env_steps
+    return settings
 
 
 def measure(result: dict[str, Any]) -> dict[str, Any]:
