@@ -107,13 +107,14 @@ def test_a_name_of_the_paper_on_an_environment_without_its_preset_is_noted() -> 
 
 
 def test_an_algorithm_without_a_preset_takes_all_but_its_own_settings_from_ppos() -> None:
-    loaded = load_settings(env="HalfCheetah-v4", model="mlp", algorithm="a2c")
-    of_ppo = load_settings(env="HalfCheetah-v4", model="mlp").settings
+    loaded = load_settings(env="HalfCheetah-v4", model="gpt2_critic", algorithm="a2c")
+    of_ppo = load_settings(env="HalfCheetah-v4", model="gpt2_critic").settings
     assert loaded.settings.algorithm == A2CSettings()
     assert loaded.settings.env == of_ppo.env
     assert loaded.settings.env.observation_filter == "MeanStdFilter"
     assert loaded.notes == [
-        "settings start from the preset tuned/HalfCheetah-v4_mlp, those of a2c from its defaults"
+        "settings start from the preset tuned/HalfCheetah-v4_gpt2_critic, "
+        "those of a2c from its defaults"
     ]
 
 
@@ -174,6 +175,29 @@ TIANSHOU = (
     }
 )
 
+TIANSHOU_A2C = (
+    ZOO_A2C
+    | NORMALIZED
+    | {
+        "lr_schedule": "linear",
+        "lambda_": 0.95,
+        "entropy_coeff": 0.01,
+        "log_std_init": -0.5,
+        "num_envs": 16,
+        "env_steps": 3_000_000,
+    }
+)
+ZOO_TRPO_MUJOCO = (
+    ZOO_TRPO
+    | NORMALIZED
+    | {
+        "cg_iterations": 25,
+        "critic_num_epochs": 20,
+        "train_batch_size": 2048,
+        "env_steps": 1_000_000,
+    }
+)
+
 
 def zoo_ppo(num_envs: int, train_batch_size: int, env_steps: int, **more: Any) -> dict[str, Any]:
     sizes = {"num_envs": num_envs, "train_batch_size": train_batch_size, "env_steps": env_steps}
@@ -218,15 +242,43 @@ SOURCES = {
         "minibatch_size": 512,
         "train_batch_size": 1024,
     },
-    "HalfCheetah-v4_mlp_trpo": ZOO_TRPO
+    "Pendulum-v1_mlp_trpo": ZOO_TRPO
+    | {"gamma": 0.9, "critic_num_epochs": 15, "train_batch_size": 2048},
+    "LunarLander-v3_mlp_trpo": ZOO_TRPO
+    | {
+        "lambda_": 0.98,
+        "cg_damping": 0.01,
+        "critic_num_epochs": 15,
+        "train_batch_size": 1024,
+        "env_steps": 200_000,
+    },
+    "BipedalWalker-v3_mlp_trpo": ZOO_TRPO_MUJOCO,
+    "HalfCheetah-v4_mlp_trpo": ZOO_TRPO_MUJOCO | {"max_kl": 0.04},
+    "Walker2d-v4_mlp_trpo": ZOO_TRPO_MUJOCO,
+    "Acrobot-v1_mlp_a2c": ZOO_A2C | NORMALIZED | {"num_envs": 16, "env_steps": 500_000},
+    "BipedalWalker-v3_mlp_a2c": ZOO_A2C
     | NORMALIZED
     | {
-        "max_kl": 0.04,
-        "cg_iterations": 25,
-        "critic_num_epochs": 20,
-        "train_batch_size": 2048,
-        "env_steps": 1_000_000,
+        "actor_lr": 9.6e-4,
+        "critic_lr": 9.6e-4,
+        "lr_schedule": "linear",
+        "lambda_": 0.9,
+        "rollout_fragment_length": 8,
+        "log_std_init": -2.0,
+        "num_envs": 16,
+        "env_steps": 5_000_000,
     },
+    "HalfCheetah-v4_mlp_a2c": TIANSHOU_A2C,
+    "LunarLander-v3_mlp_a2c": ZOO_A2C
+    | {
+        "actor_lr": 8.3e-4,
+        "critic_lr": 8.3e-4,
+        "lr_schedule": "linear",
+        "gamma": 0.995,
+        "entropy_coeff": 1e-5,
+        "env_steps": 200_000,
+    },
+    "Walker2d-v4_mlp_a2c": TIANSHOU_A2C,
     "CartPole-v1_mlp_a2c": ZOO_A2C | {"env_steps": 500_000},
     "Pendulum-v1_mlp_a2c": ZOO_A2C
     | NORMALIZED
