@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train tune serve test test-slow lint format type docs learn bench bench-scaling bench-gpu clean
+.PHONY: help venv train tune serve test test-slow lint format type docs learn results results-run bench bench-scaling bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -44,7 +44,13 @@ type: venv  ## check types
 docs: venv  ## write docs/settings.md from the settings classes
 	@$(BIN)/python -m docs.settings_page
 
-learn: venv  ## train each environment to its promised score (long)
+results-run: venv  ## train every experiment that is not on record (hours; ARGS="-j 4 --minutes 60")
+	@$(ONE_THREAD) $(BIN)/python -m tests.learning.experiments run $(ARGS)
+
+results: venv  ## write docs/results/README.md and its figures from what is on record
+	@$(BIN)/python -m tests.learning.experiments draw
+
+learn: venv  ## train a real language model a little (minutes, 94 MB to load)
 	@$(ONE_THREAD) $(BIN)/python -m pytest tests/learning --timeout=0
 
 bench: $(VENV)/.installed-bench  ## measure speed, also against other libraries (an hour)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
+from rl_service.common.errors import RLServiceError
 from rl_service.common.files import write_atomic
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,9 @@ Flat = dict[str, Any]
 """Settings by dotted key."""
 Results = dict[str, dict[str, dict[str, Any]]]
 """Runs by environment, variant and seed."""
+_POLL_S = 0.5
+_INTERRUPTED = 130
+"""Exit status of a training that was asked to stop, and has saved."""
 
 
 def machine() -> str:
@@ -44,34 +49,70 @@ class Job(NamedTuple):
     seed: int
 
 
-def train(folder: Path, *arguments: str, ray_address: str = "") -> dict[str, Any]:
-    """Runs `rl-service train` into a folder; returns its `--json` object.
+class StoppedError(Exception):
+    """A training was asked to stop; it can be resumed."""
+
+
+def begun_run(folder: Path) -> Path | None:
+    """The run that a training into this folder has begun, if any."""
+    config = next(folder.glob("runs/*/*/config.yaml"), None)
+    return None if config is None else config.parent
+
+
+def train(
+    folder: Path, *arguments: str, ray_address: str = "", stop: Event | None = None
+) -> dict[str, Any]:
+    """Runs `rl-service train` into a folder, or resumes the run that lies there.
 
     Args:
         folder: of the run.
         arguments: of the command.
         ray_address: of a Ray to share; by default the command starts its own.
+        stop: asks the training to save and end.
+
+    Returns:
+        The command's `--json` object.
+
+    Raises:
+        CalledProcessError: if it failed.
+        StoppedError: if it was stopped before its end.
     """
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "rl_service.cli", "train", *arguments),
-            *("--json", "-o", str(folder)),
-        ],
+    run = begun_run(folder)
+    what = [*arguments, "-o", str(folder)] if run is None else ["--resume", str(run)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rl_service.cli", "train", *what, "--json"],
         cwd=ROOT,
         env={**os.environ, "RAY_ADDRESS": ray_address},
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
+        start_new_session=True,  # Ctrl-C reaches it once, through `stop`
     )
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    out = _output(process, stop or Event())
+    if process.returncode == _INTERRUPTED:
+        raise StoppedError
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return result
+
+
+def _output(process: subprocess.Popen[str], stop: Event) -> str:
+    """What a process prints until it ends, which `stop` asks it to do, once."""
+    asked = False
+    while True:
+        try:
+            return process.communicate(timeout=_POLL_S)[0]
+        except subprocess.TimeoutExpired:
+            if stop.is_set() and not asked:
+                process.send_signal(signal.SIGINT)
+                asked = True
 
 
 Measure = Callable[[dict[str, Any]], dict[str, Any]]
 """From the `--json` object of a run that is still in its folder to more entries of the record."""
 
 
-def train_job(job: Job, flat: Flat, measure: Measure = lambda _: {}) -> dict[str, Any]:
+def train_job(job: Job, flat: Flat, measure: Measure, stop: Event) -> dict[str, Any]:
     """One run in a process of its own: what it reached, and its evaluations on the way."""
     settings: dict[str, Any] = {"seed": job.seed, "env": {"id": job.env}}
     for dotted, value in flat.items():
@@ -81,7 +122,8 @@ def train_job(job: Job, flat: Flat, measure: Measure = lambda _: {}) -> dict[str
         file = Path(folder) / "run.yaml"
         file.write_text(json.dumps(settings), encoding="utf-8")  # which is YAML, too
         shared = os.environ.get("RAY_ADDRESS", "")
-        result = train(Path(folder), "--config", str(file), ray_address=shared)
+        arguments = ("--config", str(file))
+        result = train(Path(folder), *arguments, ray_address=shared, stop=stop)
         text = (Path(result["run"]) / "progress.jsonl").read_text(encoding="utf-8")
         more = measure(result)
     rows = [json.loads(line) for line in text.splitlines()]
@@ -109,23 +151,49 @@ def fill(
     measure: Measure = lambda _: {},
 ) -> Results:
     """Trains what is missing, so many at once, and records each run as it ends; 0 trains none."""
-    console, results, lock = Console(), read(record), Lock()
+    results, lock, stop = read(record), Lock(), Event()
 
-    def run(job: Job) -> None:
-        try:
-            found = train_job(job, settings_of(job), measure)
-        except subprocess.CalledProcessError as error:
-            console.print(*job, f"failed with status {error.returncode}")  # the others go on
-            return
+    def run(job: Job) -> str:
+        found = train_job(job, settings_of(job), measure, stop)
         with lock:
             results.setdefault(job.env, {}).setdefault(job.variant, {})[str(job.seed)] = found
             write_atomic(record, json.dumps(results, indent=1) + "\n")
-        console.print(*job, found["return"])
+        return str(found["return"])
 
     if parallel:
-        with ThreadPoolExecutor(parallel) as pool:
-            list(pool.map(run, jobs))
+        side_by_side(jobs, run, parallel, stop)
     return results
+
+
+def side_by_side(jobs: list[Job], run: Callable[[Job], str], parallel: int, stop: Event) -> None:
+    """Runs jobs in their order, so many at once, and prints what each returns.
+
+    A job that fails is reported, and the others go on. An interruption sets `stop`.
+
+    Args:
+        jobs: what to run.
+        run: from a job to a line about its result.
+        parallel: at least 1.
+        stop: ends the running jobs, and lets no further one begin.
+    """
+    console = Console()
+
+    def reported(job: Job) -> None:
+        if stop.is_set():
+            return
+        try:
+            console.print(*job, run(job))
+        except StoppedError:
+            console.print(*job, "stopped")
+        except (subprocess.CalledProcessError, RLServiceError) as error:
+            console.print(*job, f"failed: {error}")
+
+    with ThreadPoolExecutor(parallel) as pool:
+        try:
+            list(pool.map(reported, jobs))
+        except BaseException:
+            stop.set()
+            raise
 
 
 def write_between(page: Path, marks: tuple[str, str], text: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.benchmarks import catalog
 from tests.benchmarks.gpu import report as gpu
 from tests.benchmarks.record import RESULTS, Record, Tables
 from tests.benchmarks.simulation import report as simulation
-from tests.learning import critics, memory, text, toy_text, training
+from tests.learning import critics, memory, memory_worth, text, toy_text, training
 
 RECORDS: list[tuple[Record, dict[str, Tables]]] = [
     (Record(RESULTS, "speed", "make bench"), catalog.TABLES),
@@ -33,6 +34,17 @@ def test_the_table_of_the_gpt2_critic_is_made_of_its_record() -> None:
 def test_the_tables_of_memory_are_made_of_their_record() -> None:
     text = training.read_between(memory.PAGE, memory.MARKS)
     assert text == memory.tables(memory.read())
+
+
+def test_the_table_of_what_memory_is_worth_is_made_of_the_records() -> None:
+    shown = training.read_between(memory_worth.PAGE, memory_worth.MARKS)
+    assert shown == memory_worth.table()
+
+
+def test_chance_is_the_share_of_divisions_that_differ_as_much() -> None:
+    found = memory_worth.chance(np.array([0.0, 0.0]), np.array([1.0, 1.0]))
+    assert found == pytest.approx(2 / 6, abs=0.01)  # two of six ways to divide four runs
+    assert memory_worth.chance(np.array([0.0, 1.0]), np.array([0.0, 1.0])) == 1.0
 
 
 def test_the_tables_of_text_are_made_of_their_record() -> None:
