@@ -106,7 +106,7 @@ def run_missing(rows: Queue, given: argparse.Namespace) -> None:
 
 def listing(rows: Queue, only: str, runs: Path) -> Table:
     """What is done, and how long the rest takes on one core."""
-    table = Table("row", "done", "GPUs", "env steps", "minutes each", "to go")
+    table = Table("row", "done", "GPUs", "env steps", "minutes", "to go")
     total = 0.0
     for name, row in rows.rows.items():
         if not fnmatch(name, only):

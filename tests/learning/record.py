@@ -72,12 +72,12 @@ def make(row: Row, seed: int, result: dict[str, Any]) -> Record:
     first = seed if row.evaluation_seed is None else row.evaluation_seed
     played = evaluate(policy, policy.spec.env, num_episodes=NUM_EPISODES, seed=first)
     environment = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))
-    rows = run.read_progress()
+    rows, gpus = run.read_progress(), environment["hardware"]["gpus"]
     return {
         "command": row.command().replace("SEED", str(seed)),
         "settings": decisive(run.settings),
         "evaluation_seed": row.evaluation_seed,
-        "machine": machine(),
+        "machine": ", ".join([machine(), *gpus[: run.settings.resources.num_gpus]]),
         "versions": {
             **{name: environment[name] for name in ("rl_service", "python", "git")},
             **environment["packages"],
