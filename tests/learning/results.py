@@ -30,10 +30,8 @@ def read(rows: Queue, folder: Path = RUNS) -> Records:
 
 def draw(rows: Queue, records: Records) -> None:
     """Writes the page and the figures."""
-    for section in rows.sections:
-        for figure in section.figures:
-            if _is_drawn(figure, records):
-                draw_figure(figure, records, FOLDER / f"{figure.name}.png")
+    for figure in _drawn(rows, records):
+        draw_figure(figure, records, FOLDER / f"{figure.name}.png")
     training.write_between(PAGE, MARKS, tables(rows, records))
 
 
@@ -54,9 +52,9 @@ def tables(rows: Queue, records: Records) -> str:
         "|---|---|---|---|",
         *(_seeds(row, records) for row in rows.rows.values() if returns(row, records)),
     ]
-    for section in rows.sections:
-        drawn = [figure for figure in section.figures if _is_drawn(figure, records)]
-        lines += [part for f in drawn for part in ("", f"![{f.title}]({f.name}.png)")]
+    drawn = _drawn(rows, records)
+    lines += ["", "## Curves"] if drawn else []
+    lines += [part for f in drawn for part in ("", f"![{f.title}]({f.name}.png)")]
     notes = [f"- {row.title}: {row.note}" for row in rows.rows.values() if row.note]
     return "\n".join([*lines, "", "## Notes on single experiments", "", *notes]) + "\n"
 
@@ -145,9 +143,10 @@ def _seeds(row: Row, records: Records) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _is_drawn(figure: Figure, records: Records) -> bool:
-    """A figure compares, so each of its lines must be there."""
-    return all(records[name] for name in figure.lines.values())
+def _drawn(rows: Queue, records: Records) -> list[Figure]:
+    """Figures that have a run for each of their lines."""
+    figures = [figure for section in rows.sections for figure in section.figures]
+    return [f for f in figures if all(records[name] for name in f.lines.values())]
 
 
 def draw_figure(figure: Figure, records: Records, path: Path) -> None:
@@ -169,7 +168,7 @@ def draw_figure(figure: Figure, records: Records, path: Path) -> None:
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
     panels[0].legend()
-    canvas.suptitle(figure.title)
+    canvas.suptitle(figure.title, fontsize=10)
     canvas.savefig(path, dpi=110)
 
 

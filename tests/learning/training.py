@@ -185,7 +185,9 @@ def side_by_side(jobs: list[Job], run: Callable[[Job], str], parallel: int, stop
             console.print(*job, run(job))
         except StoppedError:
             console.print(*job, "stopped")
-        except (subprocess.CalledProcessError, RLServiceError) as error:
+        except subprocess.CalledProcessError as error:  # which has said why
+            console.print(*job, f"failed with status {error.returncode}")
+        except RLServiceError as error:
             console.print(*job, f"failed: {error}")
 
     with ThreadPoolExecutor(parallel) as pool:
