@@ -22,7 +22,10 @@ from rl_service.training.tracking import Notify
 
 
 class BestPolicy:
-    """A training's bundle, replaced only by a policy with a higher score."""
+    """A training's bundle, replaced by a later policy whose score is as high or higher.
+
+    If a return has an upper bound, the first policy to reach it may only have been lucky.
+    """
 
     def __init__(self, path: Path, run_id: str, algo: OnPolicyAlgorithm) -> None:
         self.path = path
@@ -36,7 +39,7 @@ class BestPolicy:
         return self.path.exists()
 
     def keep_if_better(self, result: EvaluationResult) -> bool:
-        """Writes the policy as it is now if its evaluation is the best so far.
+        """Writes the policy as it is now if no earlier evaluation was better.
 
         Returns:
             Whether it was; a policy whose mean return is not finite never is.
@@ -58,7 +61,7 @@ class BestPolicy:
     def _keep(self, score: float, summary: Mapping[str, Any], source: str) -> bool:
         if not math.isfinite(score):
             return False
-        if self.score is not None and score <= self.score and self.exists:
+        if self.score is not None and score < self.score and self.exists:
             return False
         self._write({**json_row(summary), "chosen_by": source})
         self.score = score

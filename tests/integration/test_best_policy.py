@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from custom_models.configs import MLPConfig
 from rl_service.algorithms.base import OnPolicyAlgorithm
@@ -26,6 +27,7 @@ from rl_service.config.settings import (
     StopSettings,
     TrackingSettings,
 )
+from rl_service.policies import load_bundle
 from rl_service.training import train as training
 from rl_service.training.best_policy import BestPolicy
 from rl_service.training.evaluation import EvaluationResult
@@ -188,6 +190,19 @@ def algorithm() -> Iterator[OnPolicyAlgorithm]:
     )
     yield built
     built.stop()
+
+
+def test_of_equally_good_policies_the_latest_is_kept(
+    tmp_path: Path, algorithm: OnPolicyAlgorithm
+) -> None:
+    best = BestPolicy(tmp_path / "bundle", "run", algorithm)
+    bias = algorithm.learner_policy.net.actor.head.logits.bias
+    for value in (1.0, 2.0):
+        with torch.no_grad():
+            bias.fill_(value)
+        assert best.keep_if_better(evaluated(500.0))
+    kept = load_bundle(tmp_path / "bundle").actor.state_dict()
+    torch.testing.assert_close(kept["head.logits.bias"], torch.tensor([2.0, 2.0]))
 
 
 def test_after_a_kill_only_a_better_policy_replaces_the_one_on_disk(
