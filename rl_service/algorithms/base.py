@@ -111,10 +111,10 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         self.learners.stop()
         if self.fleet is not None:
             self.fleet.stop()
-            if self._next_samples is not None:
-                self._next_samples.wait()  # it ends, since its workers are gone
         if self._inference is not None:
             self._inference.stop()
+        if self._next_samples is not None:
+            self._next_samples.wait()  # it ends, since its workers are gone
         super().cleanup()
 
     def training_step(self) -> dict[str, Any]:
