@@ -139,23 +139,18 @@ class InferenceActor:
     @torch.inference_mode()
     def _pass(self, batch: list[_Request]) -> list[Answer]:
         width = max(each.tokens.shape[1] for each in batch)
+        padding = [((0, 0), (width - each.tokens.shape[1], 0)) for each in batch]
         rows = [
-            np.pad(
-                each.tokens, ((0, 0), (width - each.tokens.shape[1], 0)), constant_values=PADDING
-            )
-            for each in batch
+            np.pad(each.tokens, room, constant_values=PADDING)
+            for each, room in zip(batch, padding, strict=True)
         ]
         inputs = self._actor.read(torch.from_numpy(np.concatenate(rows)))
         dist_inputs = self._actor(inputs).cpu().numpy()
-        hidden = inputs.cpu().numpy() if self._actor.is_frozen else None
-        ends = np.cumsum([len(part) for part in rows])
-        return [
-            (
-                dist_inputs[end - len(part) : end],
-                None if hidden is None else hidden[end - len(part) : end],
-            )
-            for end, part in zip(ends, rows, strict=True)
-        ]
+        starts = np.cumsum([len(part) for part in rows])[:-1]
+        answered = np.split(dist_inputs, starts)
+        if not self._actor.is_frozen:
+            return [(part, None) for part in answered]
+        return list(zip(answered, np.split(inputs.cpu().numpy(), starts), strict=True))
 
     def _load(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
         # Arrays of the object store may not be written.
