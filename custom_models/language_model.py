@@ -192,7 +192,9 @@ def hidden_size(config: LLMPolicyConfig) -> int:
     """
     if config.pretrained is None:
         return config.n_embd
-    return int(_read_config(config.pretrained).hidden_size)
+    text = _read_config(config.pretrained).get_text_config()  # itself, if it has no other parts
+    # An OPT gives hidden states as wide as its embeddings.
+    return int(getattr(text, "word_embed_proj_dim", text.hidden_size))
 
 
 def _read_config(name: str) -> Any:
