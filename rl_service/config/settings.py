@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from custom_models.configs import GPT2CriticConfig, ModelField
+from custom_models.configs import GPT2CriticConfig, LLMPolicyConfig, ModelField
 from custom_models.kinds import (
     Group,
     NonNegativeFloat,
@@ -117,7 +117,8 @@ class ResourceSettings(ElasticitySettings):
     and the result is that of one learner. The first is the training's own process; Ray reserves a
     CPU for each of the others."""
     num_gpus: NonNegativeInt = 0
-    """GPUs of the learners: 0, or one for each. Rollout workers stay on CPUs."""
+    """GPUs of the learners: 0, or one for each. Rollout workers stay on CPUs; on the first GPU, one
+    more process acts for all those of a language model."""
     learner_precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: on a GPU, the critic and a language model compute under autocast; weights and
     small nets stay float32."""
@@ -240,11 +241,12 @@ class Settings(Group):
     def has_inference_actor(self) -> bool:
         """Whether one process on the learner's GPU acts for all rollout workers.
 
-        A language model is what a GPU computes a hundred times as fast as a worker's core.
+        A language model is what a GPU computes a hundred times as fast as a worker's core. A net
+        of the user's own may write prompts in another way, so the workers keep that themselves.
         """
         resources = self.resources
         on_gpu = resources.num_gpus > 0 and resources.num_env_runners > 0
-        return self.model.has_language_model and on_gpu
+        return on_gpu and self.model.implementation == LLMPolicyConfig.implementation
 
     @property
     def env_steps_per_update(self) -> int:
