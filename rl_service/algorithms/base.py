@@ -114,7 +114,7 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         if self._inference is not None:
             self._inference.stop()
         if self._next_samples is not None:
-            self._next_samples.wait()  # it ends, since its workers are gone
+            self._next_samples.wait()  # it ends, since all that it waits for is gone
         super().cleanup()
 
     def training_step(self) -> dict[str, Any]:
@@ -259,6 +259,8 @@ class OnPolicyAlgorithm(Algorithm):  # type: ignore[misc]
         local.restore_filters(state["filters"])
         local.restore_rollout(state["local_worker"])
         self.learners.restore(state.get("learners", []))  # an earlier release had one learner
+        if self._inference is not None:
+            self._inference.stop()  # it may have other weights of the same number of updates
         if self.fleet is not None and state["fleet"] is not None:
             saved = FleetState(**state["fleet"])
             self.fleet.restore(saved, self.settings.resources.num_workers_after(saved.size))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from custom_models.observation_text import PADDING, Tokens
@@ -34,6 +34,7 @@ from rl_service.runtime.process import prepare_process, spare_the_collector
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _GATHER_S = 0.01
 """How long a pass waits for the workers of the pass before to ask again."""
+_START_TIMEOUT_S = 180.0
 
 Answer = tuple[FloatArray, FloatArray | None]
 """`dist_inputs` (B, D), and hidden states (B, C) if the language model is frozen."""
@@ -120,10 +121,12 @@ class InferenceActor:
                 answers = await loop.run_in_executor(self._executor, self._pass, batch)
             except Exception as error:
                 for each in batch:
-                    each.answer.set_exception(error)
+                    if not each.answer.cancelled():
+                        each.answer.set_exception(error)
             else:
                 for each, answer in zip(batch, answers, strict=True):
-                    each.answer.set_result(answer)
+                    if not each.answer.cancelled():
+                        each.answer.set_result(answer)
         self._worker = None
 
     async def _gather(self, deadline: float) -> None:
@@ -170,6 +173,7 @@ class Inference:
         self.actor: ActorHandle | None = None
         """None: it is not started."""
         self._arguments = settings, observation_size, action_spec
+        self._limit_s = max(settings.resources.lost_timeout_s, _START_TIMEOUT_S)
         self._process_id: int | None = None
 
     def start(self) -> None:
@@ -188,24 +192,39 @@ class Inference:
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )(InferenceActor).remote(*self._arguments, os.environ.get(_VISIBLE_GPUS))
         try:
-            self._process_id = ray.get(self.actor.process_id.remote())
-        except RayError as error:
+            self._process_id = self._find_process(self.actor)
+        except TrainingFailedError:
             self.stop()
-            raise TrainingFailedError(
-                f"the process for the language model did not start: {reason_of(error)}"
-            ) from error
+            raise
 
     def look(self, tell: Callable[[str], None]) -> None:
         """Reports if it was lost and started again since the last call.
 
         Args:
             tell: receives a line.
+
+        Raises:
+            TrainingFailedError: if it does not start again, or was stopped meanwhile.
         """
-        assert self.actor is not None
-        found = ray.get(self.actor.process_id.remote())
+        actor = self.actor
+        if actor is None:
+            raise TrainingFailedError("the process for the language model was stopped")
+        found = self._find_process(actor)
         if found != self._process_id:
             self._process_id = found
             tell("the process of the language model was lost and has started again")
+
+    def _find_process(self, actor: ActorHandle) -> int:
+        """Its id, once it is ready; Ray starts a process again and again that dies in its start."""
+        try:
+            found: int = ray.get(actor.process_id.remote(), timeout=self._limit_s)
+        except RayError as error:
+            late = isinstance(error, GetTimeoutError)
+            reason = f"it is not ready after {self._limit_s:g} s" if late else reason_of(error)
+            raise TrainingFailedError(
+                f"the process for the language model did not start: {reason}"
+            ) from error
+        return found
 
     def stop(self) -> None:
         """Ends it at once; it can be started again."""

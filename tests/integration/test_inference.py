@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,52 @@ def test_a_language_model_that_cannot_start_ends_the_run(
     monkeypatch.setattr(algorithm._inference, "_arguments", (algorithm.settings, -1, None))
     with pytest.raises(TrainingFailedError, match="the process for the language model did not st"):
         algorithm.train()
+
+
+def test_a_language_model_that_dies_in_its_start_ends_the_run(
+    build: Any, asked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = build(settings_of(HEAD, LAKE))
+    monkeypatch.setattr(algorithm._inference, "_arguments", (Lethal(), 1, None))
+    monkeypatch.setattr(algorithm._inference, "_limit_s", 8.0)
+    with pytest.raises(TrainingFailedError, match="not ready after 8 s"):
+        algorithm.train()
+
+
+class Lethal:
+    """Ends the process that reads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+def test_a_run_ends_though_the_process_of_the_language_model_hangs(build: Any, asked: None) -> None:
+    """Even if it hangs once all samples are there."""
+    algorithm = build(settings_of(HEAD, LAKE))
+    algorithm.train()
+    inference = algorithm._inference
+    os.kill(process_of(algorithm), signal.SIGSTOP)
+    algorithm._next_samples = looking = Background(lambda: inference.look(print))
+    ending = Background(algorithm.stop)
+    ending._thread.join(30.0)
+    assert not ending._thread.is_alive()
+    with pytest.raises(TrainingFailedError):
+        looking.result()
+
+
+def test_after_a_state_is_restored_its_weights_act(build: Any, asked: None, tmp_path: Path) -> None:
+    """Though others of the same version acted before."""
+    algorithm = build(settings_of(LORA, LAKE))
+    algorithm.train()
+    algorithm.save_checkpoint(str(tmp_path))
+    policy = algorithm.learner_policy
+    with torch.no_grad():
+        for p in policy.net.actor.trainable_state().values():
+            p += 0.1 * torch.randn_like(p)
+    algorithm._sampler.sample(9)
+    algorithm.load_checkpoint(str(tmp_path))
+    algorithm.start_workers()
+    rows = build_learner_batch(policy, algorithm._sampler.sample(9).batch).actor
+    with torch.no_grad():
+        ratio = (policy.action_distribution(rows).log_prob(rows.actions) - rows.action_logp).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-4)
