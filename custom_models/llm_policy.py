@@ -31,6 +31,8 @@ from custom_models.spaces import ActionSpec
 
 _MEAN_SCALE = 0.1
 """Scale of the initial weights of the Gaussian's mean."""
+_TIMES_MORE_WITHOUT_GRADIENT = 4
+"""Prompts that go through the model at once when nothing is kept, of those of a micro-batch."""
 
 
 class LLMActor(PromptActor):
@@ -115,7 +117,8 @@ class LLMActor(PromptActor):
         if not self.is_frozen:
             return tokens
         # Shared with other actors, possibly on another device.
-        return self.last_hidden(tokens).to(next(self.head.parameters()).device)
+        hidden = self._in_micro_batches(self.last_hidden, tokens)
+        return hidden.to(next(self.head.parameters()).device)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`dist_inputs` of B steps from their inputs (B, num_inputs)."""
@@ -131,11 +134,12 @@ class LLMActor(PromptActor):
         return inputs if self.is_frozen else self._in_micro_batches(self.last_hidden, inputs)
 
     def _in_micro_batches(self, read: Any, tokens: Tensor) -> Tensor:
-        """Activations of one micro-batch at a time are kept for the gradient."""
+        """Reads parts of the tokens, and keeps activations of one part at a time for a gradient."""
         there = (tokens != PADDING).any(0)
         tokens = tokens[:, int(there.int().argmax()) :]  # what is padding for all
-        parts = tokens.split(self.config.micro_batch_size)
-        if len(parts) == 1 or not torch.is_grad_enabled():
+        size, learns = self.config.micro_batch_size, torch.is_grad_enabled()
+        parts = tokens.split(size if learns else _TIMES_MORE_WITHOUT_GRADIENT * size)
+        if len(parts) == 1 or not learns:
             return torch.cat([read(part) for part in parts])
         return torch.cat([checkpoint(read, part, use_reentrant=False) for part in parts])
 

@@ -78,7 +78,7 @@ class InferenceActor:
         self._device = torch.device("cuda" if resources.num_gpus else "cpu")
         self._actor.to(self._device)
         self._version: int | None = None
-        """Of the weights; None: those of a new net."""
+        """Of the weights; None: of no version."""
         self._waiting: list[_Request] = []
         self._changed = asyncio.Event()
         self._last_size = 1
@@ -116,6 +116,7 @@ class InferenceActor:
             self._last_size = len(batch)
             try:
                 if version != self._version:
+                    self._version = None  # until all of them are there
                     self._load(await batch[0].weights[0])
                     self._version = version
                 answers = await loop.run_in_executor(self._executor, self._pass, batch)
