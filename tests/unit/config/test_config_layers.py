@@ -19,8 +19,8 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_preset_beats_the_defaults() -> None:
     loaded = load_settings(env="CartPole-v1", model="mlp")
-    assert Settings().algorithm.gamma == 0.99
-    assert loaded.settings.algorithm.gamma == 0.98
+    assert Settings().algorithm.train_batch_size == 2048
+    assert loaded.settings.algorithm.train_batch_size == 1024
     assert loaded.notes == ["settings start from the preset tuned/CartPole-v1_mlp"]
 
 
@@ -30,7 +30,7 @@ def test_a_file_beats_the_preset(tmp_path: Path) -> None:
     )
     settings = load_settings(config=config).settings
     assert settings.algorithm.gamma == 0.5
-    assert settings.algorithm.lambda_ == 0.8  # still the preset's
+    assert settings.algorithm.train_batch_size == 1024  # still the preset's
 
 
 def test_a_flag_beats_the_file(tmp_path: Path) -> None:
