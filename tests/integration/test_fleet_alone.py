@@ -181,7 +181,7 @@ def test_workers_that_all_die_while_they_sample_end_the_run(plain: Fixture, buil
     algorithm = build(small_settings())
     fleet = plain.fleet(2, lost_timeout_s=15.0)  # each is to die twice, on a busy machine too
     fleet.start(2)
-    sampler = BatchSampler(algorithm.env_runner, fleet, algorithm.settings)
+    sampler = BatchSampler(algorithm.env_runner, fleet, None, algorithm.settings)
     with pytest.raises(WorkersLostError, match=r"has returned samples for \d+ s"):
         sampler.sample(0)
     lost = [m for m in plain.messages if "is lost (its process died)" in m]

@@ -363,7 +363,7 @@ def test_metrics_count_what_was_asked(folder: Path) -> None:
 def test_a_long_pass_keeps_nobody_else_waiting(
     folder: Path, write_test_bundle: WriteTestBundle
 ) -> None:
-    model = LLMPolicyConfig(n_layer=1, n_head=2, n_embd=32, context_length=2)
+    model = LLMPolicyConfig(n_layer=4, n_head=2, n_embd=64, context_length=2)
     write_test_bundle(folder.with_name("words"), model=model)
     sources = [cartpole(folder), NumberedBundles("words", {1: folder.with_name("words")})]
 
