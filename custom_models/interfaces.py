@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +97,10 @@ class Actor(nn.Module):
         if weights.keys() not in (self.trainable_state().keys(), self.own_state().keys()):
             raise RuntimeError("the actor's weights have other names than the given ones")
         self.load_state_dict(weights, strict=False)
+
+    def load_arrays(self, weights: Mapping[str, FloatArray]) -> None:
+        """The same from arrays, which are not written: those of Ray's object store may not be."""
+        self.load({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
 
 
 class ActingCache(ABC):

@@ -28,12 +28,11 @@ from rl_service.algorithms.policy import ActorCriticPolicy
 from rl_service.algorithms.sampling import Background
 from rl_service.algorithms.state import to_bytes
 from rl_service.common.errors import LearnerLostError, TrainingFailedError
-from rl_service.rollout.starting import reason_of
+from rl_service.rollout.starting import reason_of, start_timeout_s
 from rl_service.runtime.machine import LOOPBACK
 from rl_service.runtime.process import TorchRandomState
 
 _LOOK_S = 1.0
-_START_TIMEOUT_S = 180.0
 _LONG_START_S = 30.0
 _CAUSE_S = 30.0  # so long after the first sign of it Ray may say what happened
 
@@ -135,7 +134,7 @@ class Learners:
     def _answers(self, asked: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
         """What starting learners answer, by their ranks."""
         started, answers = time.monotonic(), dict[int, Any]()
-        limit_s, reminded = max(self._resources.lost_timeout_s, _START_TIMEOUT_S), False
+        limit_s, reminded = start_timeout_s(self._resources.lost_timeout_s), False
         for done, waiting in _looks(asked):
             for rank, ref in done.items():
                 try:

@@ -82,9 +82,7 @@ class RLlibPolicy(TorchPolicyV2):  # type: ignore[misc]
         return {name: p.cpu().numpy() for name, p in self.net.actor.trainable_state().items()}
 
     def set_weights(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
-        self.net.actor.load(
-            {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
-        )
+        self.net.actor.load_arrays(weights)
 
     def get_state(self) -> dict[str, Any]:
         """Weights for a worker that (re)joins; the learner's state is `get_learner_state`."""

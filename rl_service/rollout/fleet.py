@@ -26,7 +26,15 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 
 from rl_service.common.errors import TrainingFailedError, WorkersLostError
-from rl_service.rollout.starting import BackOff, Spawn, Start, Starts, reason_of
+from rl_service.rollout.starting import (
+    SHORTEST_START_TIMEOUT_S,
+    BackOff,
+    Spawn,
+    Start,
+    Starts,
+    reason_of,
+    start_timeout_s,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +42,6 @@ _POLL_S = 0.2
 _LONGEST_BACKOFF_S = 60.0
 _LEAVING_S = 10.0  # to close its environments
 _CALL_TIMEOUT_S = 60.0
-_START_TIMEOUT_S = 180.0  # on a busy machine; on a busy cluster some may never find room
 _LONG_START_S = 30.0  # most of them take less, even on few cores
 
 
@@ -81,7 +88,7 @@ class Fleet:
         self.worker_hours = 0.0
         """Time that workers have been ready, summed over them."""
         self.ready: dict[int, Worker] = {}
-        self._start_timeout_s = max(lost_timeout_s, _START_TIMEOUT_S)
+        self._start_timeout_s = start_timeout_s(lost_timeout_s)
         self._num_reserved = num_reserved
         self._starts = Starts(spawn, self._start_timeout_s)
         self._leaving: list[tuple[ActorHandle, ray.ObjectRef, float]] = []
@@ -133,7 +140,7 @@ class Fleet:
             waited_s = time.monotonic() - started
             if not self.ready and waited_s > self._start_timeout_s:
                 raise all_lost(waited_s)
-            if self.ready and waited_s > _START_TIMEOUT_S:
+            if self.ready and waited_s > SHORTEST_START_TIMEOUT_S:
                 self.tell(f"{self._how_many_are_ready(waited_s)}; the others join when they can")
                 return
             if waited_s > _LONG_START_S and not reminded:

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import ray
 import torch
 from ray.actor import ActorHandle
@@ -28,13 +27,12 @@ from custom_models.observation_text import PADDING, Tokens
 from custom_models.spaces import ActionSpec, FloatArray
 from rl_service.common.errors import TrainingFailedError
 from rl_service.config.settings import Settings
-from rl_service.rollout.starting import reason_of
+from rl_service.rollout.starting import reason_of, start_timeout_s
 from rl_service.runtime.process import prepare_process, spare_the_collector
 
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _GATHER_S = 0.01
 """How long a pass waits for the workers of the pass before to ask again."""
-_START_TIMEOUT_S = 180.0
 
 Answer = tuple[FloatArray, FloatArray | None]
 """`dist_inputs` (B, D), and hidden states (B, C) if the language model is frozen."""
@@ -75,8 +73,7 @@ class InferenceActor:
         self._actor.open_cache()
         if resources.learner_precision == "bfloat16":
             self._actor.autocast_dtype = torch.bfloat16
-        self._device = torch.device("cuda" if resources.num_gpus else "cpu")
-        self._actor.to(self._device)
+        self._actor.to("cuda" if resources.num_gpus else "cpu")
         self._version: int | None = None
         """Of the weights; None: of no version."""
         self._waiting: list[_Request] = []
@@ -117,7 +114,7 @@ class InferenceActor:
             try:
                 if version != self._version:
                     self._version = None  # until all of them are there
-                    self._load(await batch[0].weights[0])
+                    self._actor.load_arrays(await batch[0].weights[0])
                     self._version = version
                 answers = await loop.run_in_executor(self._executor, self._pass, batch)
             except Exception as error:
@@ -156,10 +153,6 @@ class InferenceActor:
             return [(part, None) for part in answered]
         return list(zip(answered, np.split(inputs.cpu().numpy(), starts), strict=True))
 
-    def _load(self, weights: dict[str, npt.NDArray[np.float32]]) -> None:
-        # Arrays of the object store may not be written.
-        self._actor.load({name: torch.from_numpy(np.array(w)) for name, w in weights.items()})
-
 
 class Inference:
     """The `InferenceActor` of a training, as its own process sees it.
@@ -174,7 +167,7 @@ class Inference:
         self.actor: ActorHandle | None = None
         """None: it is not started."""
         self._arguments = settings, observation_size, action_spec
-        self._limit_s = max(settings.resources.lost_timeout_s, _START_TIMEOUT_S)
+        self._limit_s = start_timeout_s(settings.resources.lost_timeout_s)
         self._process_id: int | None = None
 
     def start(self) -> None:

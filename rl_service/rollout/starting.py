@@ -16,7 +16,17 @@ from custom_models.text import one_line
 from rl_service.runtime.ray_session import is_placed
 
 _FIRST_BACKOFF_S = 1.0
+SHORTEST_START_TIMEOUT_S = 180.0  # on a busy machine; on a busy cluster some may never find room
 _LOOK_S = 5.0  # asking for an actor's place takes a millisecond
+
+
+def start_timeout_s(lost_timeout_s: float) -> float:
+    """How long a process that has its place may take to start.
+
+    Args:
+        lost_timeout_s: how long a training without any worker waits for one.
+    """
+    return max(lost_timeout_s, SHORTEST_START_TIMEOUT_S)
 
 
 class Spawn(Protocol):

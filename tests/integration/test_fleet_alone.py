@@ -14,7 +14,6 @@ from rl_service.algorithms.sampling import BatchSampler
 from rl_service.common.errors import WorkersLostError
 from rl_service.common.metrics import ENV_STEPS
 from rl_service.config.settings import ResourceSettings
-from rl_service.rollout import fleet as fleet_module
 from rl_service.rollout import starting
 from rl_service.rollout.fleet import Fleet, FleetState
 from rl_service.runtime import ray_session
@@ -122,7 +121,7 @@ def test_a_start_that_waits_for_room_is_left_alone(
     plain: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starting, "_LOOK_S", 0.0)
-    monkeypatch.setattr(fleet_module, "_START_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(starting, "SHORTEST_START_TIMEOUT_S", 5.0)
     fleet = plain.fleet(2, lost_timeout_s=1.0, num_cpus=1.0)
     fleet.start(2)
     fleet.resize(3)
