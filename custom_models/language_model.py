@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import threading
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,9 @@ _NUM_POSITIONS = 1024
 """Longest prompt, in tokens, of a model that is built here."""
 _RANDOM_WEIGHTS_SEED = 0
 _TOKENIZER_FILES = "tokenizer.json", "tokenizer.model", "vocab.json"
+_LOADING = threading.Lock()
+"""While transformers builds a model it changes functions of torch for the whole process, and the
+seed of random weights is the process's: a second thread would get weights of chance."""
 
 
 def load_tokenizer(config: LLMPolicyConfig) -> Any:
@@ -65,11 +69,17 @@ def _character_tokenizer() -> PreTrainedTokenizerFast:
 def load_language_model(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
     """The model itself, in evaluation mode, with gradients for what learns.
 
-    A pretrained model of which nothing learns is loaded once for the whole process.
+    A pretrained model of which nothing learns is loaded once for the whole process. Threads wait
+    for each other.
 
     Raises:
         FileNotFoundError: if there is no such folder or fetched model.
     """
+    with _LOADING:
+        return _load_prepared(config, vocabulary_size)
+
+
+def _load_prepared(config: LLMPolicyConfig, vocabulary_size: int) -> Any:
     if config.finetune == "head":
         if config.pretrained is None or config.random_weights:
             return _load(config, vocabulary_size).requires_grad_(False).eval()
