@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
 import socket
 import time
 from pathlib import Path
@@ -13,6 +15,9 @@ from rl_service.config.settings import ResourceSettings
 
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _MEMINFO = Path("/proc/meminfo")
+_QUIET_PORTS = range(32_000, 32_768)
+"""Below Linux's ephemeral ports, of which any connection may take one at any moment, and above
+those of rl_service.serving.server and of Ray's workers."""
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
 
 
@@ -103,6 +108,10 @@ def usable_port(flag: str, port: int, host: str, patience_s: float = 0.0) -> int
     Raises:
         SettingsError: if the port is taken, or the host is not an address of this machine.
     """
+    if port == 0:
+        for candidate in random.sample(_QUIET_PORTS, 50):
+            with contextlib.suppress(SettingsError):
+                return usable_port(flag, candidate, host)
     deadline = time.monotonic() + patience_s
     while True:
         try:

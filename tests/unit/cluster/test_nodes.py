@@ -118,7 +118,9 @@ def test_a_port_that_is_taken_is_one_line_and_0_takes_a_free_one() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"--port {port} cannot be used: address already"):
             usable_port("--port", port, LOOPBACK)
-        assert usable_port("--port", 0, LOOPBACK) != port
+        assert usable_port("--port", 0, LOOPBACK) < 32768  # from where any connection takes them
+        with pytest.raises(SettingsError, match="--port 0 cannot be used: cannot assign"):
+            usable_port("--port", 0, "203.0.113.1")
         letting_go = threading.Timer(0.3, taken.close)
         letting_go.start()
         assert usable_port("--port", port, LOOPBACK, patience_s=60.0) == port
