@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from rl_service.policies.bundle_files import bundle_sha256
 from rl_service.policies.locate import ZOO_FOLDER, find_policy, zoo_names
 from rl_service.policies.registry import PolicyRegistry
 from tests.conftest import WriteTestBundle
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -42,14 +45,17 @@ def test_each_policy_of_the_package_loads_and_says_how_it_was_made(name: str) ->
     assert len(str(provenance["git_commit"])) == 40
 
 
-def test_the_package_brings_lunarlander() -> None:
-    assert zoo_names() == ["lunarlander"]
-    assert len(bundle_sha256(ZOO_FOLDER / "lunarlander")) == 64
+def test_the_documentation_lists_the_zoo() -> None:
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `zoo:([a-z0-9-]+)` \| -?[0-9]", page, re.MULTILINE)) == set(
+        zoo_names()
+    )
+    assert all(len(bundle_sha256(ZOO_FOLDER / name)) == 64 for name in zoo_names())
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../policies", "lunarlander/", "LunarLander"])
 def test_nothing_else_is_in_the_zoo(name: str) -> None:
-    with pytest.raises(BundleError, match="known: zoo:lunarlander"):
+    with pytest.raises(BundleError, match="known: zoo:acrobot-ppo, zoo:cartpole-ppo"):
         find_policy(f"zoo:{name}")
 
 
