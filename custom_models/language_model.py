@@ -29,8 +29,8 @@ _NUM_POSITIONS = 1024
 _RANDOM_WEIGHTS_SEED = 0
 _TOKENIZER_FILES = "tokenizer.json", "tokenizer.model", "vocab.json"
 _LOADING = threading.Lock()
-"""While transformers builds a model it changes functions of torch for the whole process, and the
-seed of random weights is the process's: a second thread would get weights of chance."""
+"""While transformers builds a model it patches torch for the whole process, and random weights
+come from the process's seed: a second thread at the same time would get arbitrary weights."""
 
 
 def load_tokenizer(config: LLMPolicyConfig) -> Any:
