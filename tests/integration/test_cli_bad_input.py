@@ -85,7 +85,7 @@ def test_all_problems_are_told_at_once_one_on_each_line(rl_service: Command) -> 
         ("no/where", "policy no/where does not exist"),
         ("nowhere@best", "policy nowhere is not in the registry"),
         ("zoo:lunarlandr", "did you mean zoo:lunarlander?"),
-        ("zoo:../..", "known: zoo:acrobot-ppo, zoo:cartpole-ppo"),
+        ("zoo:../..", "known: zoo:acrobot-ppo, zoo:bipedalwalker-ppo"),
         (". -f .", "give one policy"),
         (". -ne 0", "--num-episodes=0 is too small"),
         (". --seed 99999999999999999999", "too large; give at most 2147483647"),

@@ -55,7 +55,7 @@ def test_the_documentation_lists_the_zoo() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../policies", "lunarlander/", "LunarLander"])
 def test_nothing_else_is_in_the_zoo(name: str) -> None:
-    with pytest.raises(BundleError, match="known: zoo:acrobot-ppo, zoo:cartpole-ppo"):
+    with pytest.raises(BundleError, match="known: zoo:acrobot-ppo, zoo:bipedalwalker-ppo"):
         find_policy(f"zoo:{name}")
 
 
