@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.benchmarks.cluster_chaos import Moment, Victim, plan, unleash, victim
 
 # What Ray's processes look like from outside: `ray start`, and an actor that named itself.
 LEADER = "import time; time.sleep(100)  # ray.scripts.scripts start"
-ACTOR = "exec -a ray::VectorRolloutWorker.sample sleep 100"
+ACTOR = "ray::VectorRolloutWorker.sample"
 Start = Callable[..., int]
 
 
@@ -49,14 +50,12 @@ def start() -> Iterator[Start]:
     """Starts processes with the marks of a cluster's node, in sessions of their own."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def one(cluster: str, node: str, command: list[str], title: str) -> int:
+    def one(cluster: str, node: str, command: list[str], program: str) -> int:
         environment = {**os.environ, CLUSTER_MARK: cluster, NODE_MARK: node}
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, executable=program, env=environment, start_new_session=True
+        )
         started.append(process)
-        deadline = time.monotonic() + 60
-        while title not in command_line(process.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
         return process.pid
 
     yield one
@@ -66,11 +65,11 @@ def start() -> Iterator[Start]:
 
 
 def leader(start: Start, cluster: str, node: str) -> int:
-    return start(cluster, node, [sys.executable, "-c", LEADER], "ray.scripts")
+    return start(cluster, node, [sys.executable, "-c", LEADER], sys.executable)
 
 
 def actor(start: Start, cluster: str, node: str) -> int:
-    return start(cluster, node, ["bash", "-c", ACTOR], "ray::")
+    return start(cluster, node, [ACTOR, "100"], shutil.which("sleep"))
 
 
 def test_workers_of_the_cluster_die_in_the_plan_s_order_and_nobody_else(start: Start) -> None:
