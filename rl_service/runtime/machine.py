@@ -15,9 +15,9 @@ from rl_service.config.settings import ResourceSettings
 
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _MEMINFO = Path("/proc/meminfo")
-_QUIET_PORTS = range(32_000, 32_768)
-"""Below Linux's ephemeral ports, of which any connection may take one at any moment, and above
-those of rl_service.serving.server and of Ray's workers."""
+QUIET_PORTS = range(32_000, 32_768)
+"""Where port 0 takes one: below Linux's ephemeral ports, which any connection may take at any
+moment, and above those of Ray's workers and of a server's replicas."""
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
 
 
@@ -109,7 +109,7 @@ def usable_port(flag: str, port: int, host: str, patience_s: float = 0.0) -> int
         SettingsError: if the port is taken, or the host is not an address of this machine.
     """
     if port == 0:
-        for candidate in random.sample(_QUIET_PORTS, 50):
+        for candidate in random.sample(QUIET_PORTS, 50):
             with contextlib.suppress(SettingsError):
                 return usable_port(flag, candidate, host)
     deadline = time.monotonic() + patience_s

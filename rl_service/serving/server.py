@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from custom_models.text import brief, one_line
 from rl_service.common.errors import ResourceError, RLServiceError
-from rl_service.runtime.machine import LOOPBACK, available_cpus, usable_port
+from rl_service.runtime.machine import LOOPBACK, QUIET_PORTS, available_cpus, usable_port
 from rl_service.runtime.ray_session import own_sigterm, start_ray
 from rl_service.serving import haproxy
 
@@ -273,8 +273,8 @@ def _max_connections() -> int:
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` neighbouring free ports below the ephemeral ones."""
-    for first in range(20000 + os.getpid() % 97 * count, 32000 - count, count):
+    """The first of `count` neighbouring free ports, none of which `usable_port` has chosen."""
+    for first in range(20000 + os.getpid() % 97 * count, QUIET_PORTS.start - count, count):
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(first, first + count):
